@@ -20,6 +20,8 @@ from .laptop import Laptop, play_controller
 from .logs.test_status_view import a_job
 from .upload.test_submission import play_repeated_failure
 
+pytestmark = pytest.mark.long  # processes
+
 COLOUR = re.compile(rb"\x1b\[[\d;]*3\dm")
 SEQUENCE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 

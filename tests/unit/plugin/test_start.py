@@ -7,6 +7,8 @@ import pytest
 
 from .laptop import Laptop
 
+pytestmark = pytest.mark.long  # processes
+
 # rich draws on terminals, yaml is for -o yaml; the types of the controller are not for the plugin.
 HEAVY = ("httpx", "rich", "pygments", "yaml", "torchrun_api.job", "torchrun_api.queue")
 SCRIPT = f"""

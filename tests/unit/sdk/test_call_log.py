@@ -13,6 +13,8 @@ from torchrun_sdk.kubectl import Kubectl
 from .pods import SECONDS
 from .test_gang import until
 
+pytestmark = pytest.mark.long  # processes
+
 LOST = "echo Reconnecting >&2; echo Error: Cannot connect to the API server >&2; exit 4"
 NOTE = (
     "run: the log has stopped and is requested again; lines may repeat: Cannot connect to the API"

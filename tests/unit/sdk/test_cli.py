@@ -8,6 +8,8 @@ import pytest
 import torchrun_sdk as kt
 from torchrun_sdk import cli
 
+pytestmark = pytest.mark.long  # processes
+
 SCRIPT = """
 import torchrun_sdk as kt
 def f(): ...

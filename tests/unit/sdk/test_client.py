@@ -172,6 +172,7 @@ def test_the_deployments_of_a_script(tmp_path: Path) -> None:
     assert [getattr(one, "__name__", "ddp") for one in functions] == ["train", "other", "ddp"]
 
 
+@pytest.mark.long
 def test_the_sdk_imports_few_modules() -> None:
     import subprocess
     import sys

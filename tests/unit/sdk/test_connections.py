@@ -77,6 +77,7 @@ def test_a_file_that_is_deleted_before_it_is_sent(
     assert "gone.py" in str(error)
 
 
+@pytest.mark.long
 def test_a_connection_that_is_closed_while_it_starts_leaves_no_program(
     events: "queue.Queue[MonitorEvent]",
     tmp_path: Path,
@@ -100,6 +101,7 @@ def test_a_connection_that_is_closed_while_it_starts_leaves_no_program(
     assert started[0]._process.poll() is not None
 
 
+@pytest.mark.long
 def test_a_client_of_the_newest_call_stays_with_it(
     events: "queue.Queue[MonitorEvent]",
     tmp_path: Path,

@@ -25,6 +25,8 @@ from .pods import SECONDS
 from .test_gang import FAST, SCRIPT, asked, until, until_running, user  # noqa: F401  a fixture
 from .test_hostile import MARK, Bomb
 
+pytestmark = pytest.mark.long  # processes
+
 
 def test_pickle_calls_skip_warm_pods_that_a_json_call_has_borrowed(
     cluster: Path,

@@ -39,6 +39,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(textwrap.dedent(text))
 
 
+@pytest.mark.long
 def test_a_function_of_the_script_is_named_by_its_path(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "")
     write(tmp_path / "jobs/run.py", "from says import says\ndef f(): ...\nsays(f)")
@@ -51,6 +52,7 @@ def test_a_function_of_the_script_is_named_by_its_path(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_function_of_a_module_is_named_by_its_module(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "")
     write(tmp_path / "src/pkg/__init__.py", "")
@@ -81,6 +83,7 @@ print(function(), function.__globals__["Config"] is sys.modules["__main__"].Conf
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", ["train", "__main__"])
 def test_a_script_that_is_run_as_a_module_may_import_its_package(
     tmp_path: Path, module: str

@@ -26,6 +26,8 @@ from torchrun_sdk.spec import Exited, Result, Started, encode
 
 from .pods import SECONDS, WAITS, changing_job, delete_job, replace_text
 
+pytestmark = pytest.mark.long  # processes
+
 MODULE = """
 import os, time
 from pathlib import Path

@@ -97,6 +97,7 @@ def keep(cluster: Path) -> Callable[..., None]:
     return keep
 
 
+@pytest.mark.long
 def test_a_pickle_in_place_of_json_is_not_loaded(theirs: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(
         kt.UntrustedPickle, match="'pickle', but this call accepts only json"
@@ -106,6 +107,7 @@ def test_a_pickle_in_place_of_json_is_not_loaded(theirs: ModuleType, tmp_path: P
     assert not (tmp_path / MARK).exists()
 
 
+@pytest.mark.long
 def test_a_pickle_of_another_users_job_needs_a_confirmation(
     keep: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_pickle_of_another_users_job_needs_a_confirmation(
     assert (tmp_path / MARK).exists()
 
 
+@pytest.mark.long
 def test_own_jobs_are_recognised_by_uid_and_call(
     keep: Callable[..., None],
 ) -> None:
@@ -132,6 +135,7 @@ def test_own_jobs_are_recognised_by_uid_and_call(
     assert kt.attach("j") == {1, 2}
 
 
+@pytest.mark.long
 def test_own_pickles_need_no_confirmation(cluster: Path, theirs: ModuleType) -> None:
     (cluster / "state").mkdir()
     remote = kt.fn(theirs.pickles).to(kt.Compute()).options(serialization="pickle")
@@ -177,6 +181,7 @@ def test_a_user_without_a_name_or_a_home(
     assert gang_key(kt.Compute(), Reference("f"), tmp_path)
 
 
+@pytest.mark.long
 def test_warm_pods_of_another_owner_get_no_pickles(cluster: Path, theirs: ModuleType) -> None:
     remote = kt.fn(theirs.pickles).to(FAST)
     labels = {"torchrun.ai/sdk-gang": "k"}
@@ -190,6 +195,7 @@ def test_warm_pods_of_another_owner_get_no_pickles(cluster: Path, theirs: Module
     assert opens._find_warm_job(FAST, "k") == ("theirs", "u9")
 
 
+@pytest.mark.long
 def test_only_the_result_of_the_head_is_sent(cluster: Path, theirs: ModuleType) -> None:
     (cluster / "state").mkdir()
     remote = kt.fn(theirs.mine).to(kt.Compute()).distribute(workers=2).options(returns="head")
@@ -233,6 +239,7 @@ def test_a_frame_is_complete_or_refused(word: Started | Result, data: st.DataObj
         assert decode(encode(found)) == found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line", ['{"kind": "Result", "rank": 0}', '{"kind": "Raised", "rank": "0"}', '{"kind"']
 )
@@ -243,6 +250,7 @@ def test_an_unreadable_frame_ends_the_call(cluster: Path, theirs: ModuleType, li
     assert (cluster / "job.json").exists()  # another version may read it
 
 
+@pytest.mark.long
 def test_unreadable_stored_results_are_reported(cluster: Path, keep: Callable[..., None]) -> None:
     keep(1, "json")
     (cluster / "state" / "sdk" / "c1" / "0.left").write_text('{"kind": "Result", "rank": 0}')
@@ -250,6 +258,7 @@ def test_unreadable_stored_results_are_reported(cluster: Path, keep: Callable[..
         kt.attach("j")
 
 
+@pytest.mark.long
 def test_cut_and_binary_lines_do_not_stop_the_reader() -> None:
     heard: list[str] = []
     program = r"import os; os.write(1, b'\xff\n{}\n{\"kind\"')"
@@ -259,6 +268,7 @@ def test_cut_and_binary_lines_do_not_stop_the_reader() -> None:
     assert heard == ["\ufffd", "{}"]
 
 
+@pytest.mark.long
 def test_a_watch_reports_changes_only(cluster: Path, tmp_path: Path) -> None:
     gone = {"kind": "Status", "status": "Failure", "code": 410}
     job = {"metadata": {"name": "j"}, "status": {}}
@@ -274,6 +284,7 @@ def test_a_watch_reports_changes_only(cluster: Path, tmp_path: Path) -> None:
     assert heard[0] == ("MODIFIED", job)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "attempt", "index"),
     [
@@ -309,6 +320,7 @@ def test_a_pod_of_another_owner_is_no_rank(
     assert kt.fn(theirs.ranks).to(kt.Compute())() == 0
 
 
+@pytest.mark.long
 def test_output_of_pods_is_escaped_on_a_terminal(
     theirs: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +340,7 @@ def test_a_line_of_a_log_is_one_line_without_control_characters(text: str) -> No
     assert not any(ord(mark) < 32 and mark not in "\t\n" for line in shown for mark in line)
 
 
+@pytest.mark.long
 async def test_a_cancelled_call_deletes_its_job(
     cluster: Path, theirs: ModuleType, tmp_path: Path
 ) -> None:
@@ -340,6 +353,7 @@ async def test_a_cancelled_call_deletes_its_job(
     assert not (cluster / "job.json").exists()
 
 
+@pytest.mark.long
 async def test_a_cancelled_upload_ends(cluster: Path, theirs: ModuleType, tmp_path: Path) -> None:
     (cluster / "hangs").touch()
     task = asyncio.create_task(kt.fn(theirs.sleeps).to(kt.Compute()).acall("x"))
@@ -353,6 +367,7 @@ async def test_a_cancelled_upload_ends(cluster: Path, theirs: ModuleType, tmp_pa
     assert "delete torchrunjob" in asked(cluster)
 
 
+@pytest.mark.long
 async def test_warm_pods_outlive_a_cancelled_call(
     cluster: Path, theirs: ModuleType, tmp_path: Path
 ) -> None:
@@ -372,6 +387,7 @@ async def test_warm_pods_outlive_a_cancelled_call(
     assert asked(cluster).count("submit") == 1
 
 
+@pytest.mark.long
 def test_exit_codes_of_kt(cluster: Path, keep: Callable[..., None]) -> None:
     keep(1, "json")
     assert cli.main(["list"]) == 0
@@ -384,6 +400,7 @@ def test_exit_codes_of_kt(cluster: Path, keep: Callable[..., None]) -> None:
     assert cli.main(["deploy", "no-such.py"]) == 2
 
 
+@pytest.mark.long
 def test_every_result_is_printed(
     keep: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

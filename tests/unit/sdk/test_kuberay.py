@@ -93,6 +93,7 @@ def work() -> int:
     return 1
 
 
+@pytest.mark.long
 def test_nothing_is_created_without_kuberay(cluster: Path) -> None:
     remote = kt.fn(work).to(kt.Compute(image="ray:1")).distribute("ray", operator="kuberay")
     (cluster / "refuse").write_text("get --raw:Error from server (NotFound): no such resource")
@@ -108,6 +109,7 @@ def test_nothing_is_created_without_kuberay(cluster: Path) -> None:
     assert "create" not in commands
 
 
+@pytest.mark.long
 def test_a_failed_creation_leaves_no_objects(cluster: Path) -> None:
     (cluster / "slow").touch()  # pods would get a copy of the checkout with its environments
     (cluster / "refuse").write_text("create:rayjobs.ray.io is forbidden")
@@ -116,6 +118,7 @@ def test_a_failed_creation_leaves_no_objects(cluster: Path) -> None:
     assert not (cluster / "job.json").exists()
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_start_is_explained_by_its_pods(cluster: Path) -> None:
     (cluster / "slow").touch()
     (cluster / "rayjobs.ray.io.json").write_text('{"status": {"jobDeploymentStatus": "Waits"}}')
@@ -185,6 +188,7 @@ def held() -> Iterator:
         each.process.communicate()
 
 
+@pytest.mark.long
 def test_the_cluster_stays_until_a_pod_is_done(held) -> None:
     holding = held(SECONDS, SECONDS)
     holding.connect().close()  # a lost connection: another gang follows
@@ -195,6 +199,7 @@ def test_the_cluster_stays_until_a_pod_is_done(held) -> None:
         assert holding.process.wait(SECONDS) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("comes", [False, True])
 def test_an_unused_cluster_ends(held, comes: bool) -> None:
     holding = held(SECONDS if comes else 0.2, 0.2)

@@ -15,6 +15,8 @@ from torchrun_sdk.spec import Raised, Reference, Result
 
 from .pods import SECONDS, frames
 
+pytestmark = pytest.mark.long  # processes
+
 SDK = str(Path(__file__).parents[3] / "sdk")
 # Like IPython and Jupyter: cells are in linecache, under a name that is no file.
 NOTEBOOK = """

@@ -48,6 +48,7 @@ def returned(rank: int, value: object) -> Result:
     return Result(rank, "a", pack(value, "json", "x"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["0.left.4711", "0.left.new", "notes.txt", "0.log"])
 def test_other_files_hide_no_results(cluster: Path, store: Callable[..., None], name: str) -> None:
     store("c1", returned(0, 41))
@@ -60,6 +61,7 @@ def test_other_files_hide_no_results(cluster: Path, store: Callable[..., None], 
     assert unpack(result.value) == 42
 
 
+@pytest.mark.long
 def test_unreadable_results_of_earlier_calls_do_not_matter(
     cluster: Path, store: Callable[..., None]
 ) -> None:
@@ -73,6 +75,7 @@ def test_unreadable_results_of_earlier_calls_do_not_matter(
         reattach.kept_results("j", Kubectl(), SUCCEEDED, "c1")
 
 
+@pytest.mark.long
 def test_the_limit_of_a_value_is_not_that_of_all_ranks(
     cluster: Path, store: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +119,7 @@ def attach() -> list[Result]:
     return reattach._results("j", Kubectl(), {"phase": "Running"}, None, print, None, stays=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", [follow, attach])
 def test_an_exception_is_kept_for_a_client_that_was_disconnected(
     failed: Path, store: Callable[..., None], client: Callable[[], list[Result]]
@@ -125,6 +129,7 @@ def test_an_exception_is_kept_for_a_client_that_was_disconnected(
         client()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", [follow, attach])
 @pytest.mark.parametrize("reason", ["no files", "unreadable", "other call"])
 def test_without_a_kept_exception_the_status_of_the_job_is_the_error(
@@ -161,6 +166,7 @@ def test_the_state_directory_is_read_if_ranks_have_written_to_it(
     assert state.may_have_kept_frames == may
 
 
+@pytest.mark.long
 def test_an_app_has_no_results_to_wait_for(cluster: Path) -> None:
     metadata = {"name": "ddp-1", "uid": "u1", "labels": {"torchrun.ai/sdk": "app"}}
     body = {"metadata": metadata, "status": {"phase": "Running"}}

@@ -12,6 +12,8 @@ import torchrun_sdk as kt
 
 from .pods import SECONDS
 
+pytestmark = pytest.mark.long  # processes
+
 SCRIPT = """
 import torchrun_sdk as kt
 

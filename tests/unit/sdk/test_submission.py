@@ -12,6 +12,8 @@ from torchrun_sdk.kubectl import Kubectl
 
 from .test_gang import asked, user  # noqa: F401  a fixture
 
+pytestmark = pytest.mark.long  # processes
+
 
 def test_a_failed_submission_leaves_no_objects(
     cluster: Path,

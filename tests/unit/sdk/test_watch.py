@@ -12,6 +12,8 @@ from .pods import SECONDS
 from .test_gang import until
 from .test_kubectl import program
 
+pytestmark = pytest.mark.long  # processes
+
 FAILS = "import sys; sys.exit({!r})"
 
 

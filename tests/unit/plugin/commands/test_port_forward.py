@@ -61,6 +61,7 @@ exit 3
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("address", "shown"), [("localhost", "localhost"), ("127.0.0.2", "127.0.0.2")]
 )
@@ -103,6 +104,7 @@ def forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str = "") -
     return [sys.executable, "-c", FORWARD.format(port=port, before=before)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_no_program_outlives_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
@@ -122,6 +124,7 @@ def test_no_program_outlives_the_command(
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_the_command_at_any_instant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +135,7 @@ def test_ctrl_c_ends_the_command_at_any_instant(
     assert re.fullmatch(serves + r"Stopped TensorBoard\. The job continues\.\n", done.stderr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("started", ["_forward(['false'])", "start_board()"])
 def test_programs_that_ended_leave_no_process_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str

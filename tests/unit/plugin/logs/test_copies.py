@@ -12,6 +12,8 @@ from kubectl_torchrun.logs import copies
 from ..claim import ENDED, play_kubelet, remaining_readers, write
 from ..laptop import Laptop
 
+pytestmark = pytest.mark.long  # processes
+
 
 def test_logs_of_the_previous_attempt_come_from_a_running_worker(
     laptop: Laptop, claim: Path

@@ -218,6 +218,7 @@ def ends(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Succeeded"})
 
 
+@pytest.mark.long
 def test_line_flags_apply_with_and_without_follow(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.worker("run", 0, 1, LINES[0], LINES[1], LINES[2])

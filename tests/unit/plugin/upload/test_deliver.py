@@ -32,6 +32,8 @@ from torchrun_api.json import JsonObject
 from ..laptop import Laptop, play_controller
 from ..pod_proxy import PodProxy, SyncPod
 
+pytestmark = pytest.mark.long  # processes
+
 HERE = ClusterNamespace("https://cluster", "ns")
 
 HASTY = Backoff(first=0.01, longest=0.1, give_up=600)

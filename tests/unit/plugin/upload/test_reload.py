@@ -19,6 +19,8 @@ from torchrun_api.json import JsonObject
 from ..api_server import refusal
 from ..laptop import READY, Laptop, interrupt_at
 
+pytestmark = pytest.mark.long  # processes
+
 TOKEN = "torchrun.ai/upload-token-sha256"
 LABELS = {"torchrun-job-name": "run", "app.kubernetes.io/component": "sync"}
 

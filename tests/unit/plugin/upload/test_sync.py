@@ -8,6 +8,8 @@ from ..laptop import READY, Laptop
 from .test_reload import play_controller
 from .test_submission import interrupt_at
 
+pytestmark = pytest.mark.long  # processes
+
 GIT = {"volumes": {"workspace": {"source": "git", "url": "https://git.example/a.git"}}}
 
 

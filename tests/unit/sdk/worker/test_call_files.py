@@ -17,6 +17,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_read", [True, False])
 def test_results_of_earlier_calls_are_removed_after_their_client_has_read_them(
     make, tmp_path: Path, is_read: bool

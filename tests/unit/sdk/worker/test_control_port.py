@@ -106,6 +106,7 @@ def test_a_message_without_the_secret_ends_nothing(port: int) -> None:
     assert ended == [0]
 
 
+@pytest.mark.long
 def test_the_ray_dashboard_listens_on_localhost(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,8 @@ from torchrun_sdk.worker.call_files import RankFiles
 
 from ..pods import SECONDS, frames
 
+pytestmark = pytest.mark.long  # processes
+
 
 def test_a_result_waits_until_it_is_collected(make) -> None:
     pod = make("def f(a):\n    print('hello')\n    return a + 1", "f", 41)

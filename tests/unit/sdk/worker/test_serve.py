@@ -112,6 +112,7 @@ def lengthen(pod: Pod, module: str, limit: str) -> None:
     file.write_text(text)
 
 
+@pytest.mark.long
 def test_a_later_call_runs_edited_code_in_the_same_process(make) -> None:
     pod = make("import os\ndef f(): return ['before', os.getppid()]", idle=WAITS)
     rank = pod.rank()
@@ -140,6 +141,7 @@ def test_a_later_call_runs_edited_code_in_the_same_process(make) -> None:
     assert rank.poll() is None
 
 
+@pytest.mark.long
 def test_deleted_files_are_removed_and_files_of_a_call_stay(make) -> None:
     pod = make("def f(): open('out', 'w').close(); open('late', 'w').close()", idle=WAITS)
     (pod.root / "old").mkdir()
@@ -155,6 +157,7 @@ def test_deleted_files_are_removed_and_files_of_a_call_stay(make) -> None:
     assert (pod.root / "late").exists()
 
 
+@pytest.mark.long
 def test_an_exited_process_is_reported_and_the_pod_stays(make) -> None:
     pod = make("import os\ndef f(): os._exit(9)\ndef g(): os.kill(os.getpid(), 9)", idle=WAITS)
     lengthen(pod, "call_files.py", "_LINGER")
@@ -176,6 +179,7 @@ def test_an_uncollected_error_ends_the_pod(make) -> None:
     assert rank.wait(SECONDS) == 9
 
 
+@pytest.mark.long
 def test_a_client_can_stop_a_running_call(make) -> None:
     pod = make("import time\ndef f(): time.sleep(600)", idle=WAITS)
     rank = pod.rank()
@@ -188,6 +192,7 @@ def test_a_client_can_stop_a_running_call(make) -> None:
     assert rank.poll() is None
 
 
+@pytest.mark.long
 def test_a_pod_takes_one_client_at_a_time(make) -> None:
     pod = make("import time\ndef f(): time.sleep(600)", idle=WAITS)
     pod.rank()
@@ -200,6 +205,7 @@ def test_a_pod_takes_one_client_at_a_time(make) -> None:
     hear(back, Started)
 
 
+@pytest.mark.long
 def test_a_waiting_pod_needs_no_heartbeat(make, tmp_path: Path) -> None:
     script = "import os\ndef f(): return os.listdir(os.environ['TORCHRUN_LAUNCH_REPORTS'])"
     pod = make(script, idle=WAITS)
@@ -218,6 +224,7 @@ def test_a_waiting_pod_needs_no_heartbeat(make, tmp_path: Path) -> None:
     assert unpack(frames(second, Result)[-1].value) == []
 
 
+@pytest.mark.long
 def test_a_terminating_pod_accepts_no_client(make) -> None:
     pod = make("def f(): return 1", idle=0.2)
     rank = pod.rank()
@@ -239,6 +246,7 @@ def test_a_connected_client_keeps_the_ranks(make) -> None:
     assert rank.wait(SECONDS) == 0
 
 
+@pytest.mark.long
 def test_a_new_gang_waits_for_its_client(make) -> None:
     pod = make("def f(): return 1", idle=WAITS)
     pod.rank(TORCHRUN_ATTEMPT="1")
@@ -253,6 +261,7 @@ def test_a_new_gang_waits_for_its_client(make) -> None:
     assert unpack(frames(client, Result)[-1].value) == 1
 
 
+@pytest.mark.long
 def test_a_stop_reaches_the_function_first_and_its_last_output_is_kept(make) -> None:
     script = """
     import os, signal, sys, time
@@ -277,6 +286,7 @@ def test_a_stop_reaches_the_function_first_and_its_last_output_is_kept(make) -> 
     assert rank.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.long
 def test_damaged_files_are_refused(make) -> None:
     pod = make("def f(): return 1", idle=WAITS)
     pod.rank()
@@ -306,6 +316,7 @@ def test_an_edit_within_a_second_is_seen_by_python(make) -> None:
     assert unpack(frames(second, Result)[-1].value) == 2
 
 
+@pytest.mark.long
 def test_results_outlive_the_pod(make, tmp_path: Path) -> None:
     pod = make("def f(): return 7")
     state = tmp_path / "state"
@@ -334,6 +345,7 @@ def test_no_call_uses_a_port_of_the_launchers() -> None:
     assert ports == set(range(gang_port + 1, gang_port + 17))
 
 
+@pytest.mark.long
 def test_two_clients_never_share_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchrun_sdk.worker.call_files._ENDING_SECONDS", 0.0)
     script = (
