@@ -81,7 +81,7 @@ class QueueWorld:
         self.kai_users: tuple[TorchrunQueue, ...] = ()
         self.refused: dict[tuple[str, str], str] = {}
         self.kai_problem = NOT_SYNCED
-        self.namespaces: tuple[str, ...] = ()
+        self.namespace = ""
         self.verdict: TemplateCheck | None = None
         self.trial_result: tuple[ConditionStatus, str] = ("True", "")
         self.trials: list[JsonObject] = []
@@ -100,7 +100,7 @@ class QueueWorld:
             kai_users=self.kai_users,
             refused=self.refused,
             template_check=self.verdict,
-            namespaces=self.namespaces,
+            namespace=self.namespace,
         )
 
     def decide(self) -> QueuePlan:

@@ -18,7 +18,6 @@ import structlog
 from torchrun_api.exit_codes import CRASHED, LOST_LEASE, UNUSABLE
 from torchrun_controller import logs
 from torchrun_controller.client import ConfigError, Connection, Transport
-from torchrun_controller.client.permissions import Permissions
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.leader import NotLeader
 from torchrun_controller.manager import Components, Manager, Sessions, assemble
@@ -59,7 +58,6 @@ async def run(settings: Settings, signals: Signals) -> int:
     """
     connection = await Connection.load(settings.kubeconfig, settings.context)
     metrics = Metrics()
-    permissions = _permissions(settings, metrics)
     # A restarted container has the same hostname, but it is another process.
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     session = partial(connection.session, identity=identity)
@@ -74,19 +72,18 @@ async def run(settings: Settings, signals: Signals) -> int:
     async with (
         session("watch", metrics.observe_request) as watch,
         session(
-            "write", permissions.observe, before_send=check_leader, tcp_user_timeout=grace
+            "write", metrics.observe_request, before_send=check_leader, tcp_user_timeout=grace
         ) as write,
         session("lease", metrics.observe_request) as lease,
         session("review", metrics.observe_request) as review,
     ):
         sessions = Sessions(watch, write, lease)
         components = assemble(settings, sessions, metrics, SYSTEM, identity)
-        server = _server(settings, components, metrics, permissions)
+        server = _server(settings, components, metrics)
         progress = _progress_server(settings, review, components, metrics)
         async with (
             server.running(),
             progress.running() if progress else nullcontext(),
-            permissions.running(review, components.factory.discovery.groups),
             connection.refreshing(),
         ):
             log.info(
@@ -114,18 +111,7 @@ def _loop_factory(enabled: bool) -> Callable[[], asyncio.AbstractEventLoop] | No
     return uvloop.new_event_loop
 
 
-def _permissions(settings: Settings, metrics: Metrics) -> Permissions:
-    return Permissions(
-        settings.namespaces,
-        lease_namespace=settings.lease_namespace if settings.leader_election else "",
-        progress=bool(settings.progress_url),
-        observe=metrics.observe_request,
-    )
-
-
-def _server(
-    settings: Settings, components: Components, metrics: Metrics, permissions: Permissions
-) -> Server:
+def _server(settings: Settings, components: Components, metrics: Metrics) -> Server:
     factory = components.factory
     return Server(
         settings.listen_address,
@@ -133,15 +119,13 @@ def _server(
         metrics=metrics,
         live={"watches": watches_alive(factory.idle_by_resource())},
         ready={
-            "caches": caches_synced(factory.scopes.unsynced),
+            "caches": caches_synced(factory.unsynced),
             "lease": leads_or_stands_by(components.leader),
-            "permissions": permissions.missing,
         },
         notes={
-            "namespaces": factory.scopes.shortcoming,
             "nodes": factory.nodes.shortcoming,
             "schedulers": factory.discovery.shortcoming,
-            "permissions": permissions.shortcoming,
+            "watches": factory.shortcoming,
         },
     )
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from torchrun_api.kinds import KAI_QUEUES
 from torchrun_controller.cache.admission_view import AdmissionView
-from torchrun_controller.cache.catch_up import CatchUp
+from torchrun_controller.cache.catch_up import wait_until_current
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.cache.group_view import select_kinds
 from torchrun_controller.cache.informer_factory import InformerFactory
@@ -85,7 +85,7 @@ def assemble(
     factory = InformerFactory(
         sessions.watch,
         queues["job"],
-        settings.namespaces,
+        settings.namespace,
         clock,
         WatchObserver(metrics),
     )
@@ -106,7 +106,7 @@ def assemble(
         build.admission_controller(queues["admission"], admission_view, job_metrics),
     )
     lease = f"{settings.lease_namespace}/{settings.lease_name}" if settings.leader_election else ""
-    metrics.watch_leadership(leader.may_write, lease, settings.namespaces)
+    metrics.watch_leadership(leader.may_write, lease, settings.namespace)
     metrics.watch_progress(factory.reports.totals)
     for resource, objects in factory.objects_by_resource().items():
         metrics.watch_store(resource, objects)
@@ -138,7 +138,7 @@ class Manager:
         self._controllers = components.controllers
         self._wait_for_stop = stop
         self._started = False  # the controllers
-        self._catch_up = CatchUp(self._factory.scopes, self._leader.elected)
+        self._has_predecessor = True
 
     async def run(self) -> None:
         """Run until `stop` returns, then end in order. Raises NotLeader on loss of the lease."""
@@ -155,9 +155,7 @@ class Manager:
         async with anyio.create_task_group() as background:
             for informer in self._factory.informers:
                 background.start_soon(informer.run)
-            has_predecessor = not self._leader.elected.is_set()
-            for name, scope in self._factory.scopes.items():
-                background.start_soon(self._catch_up.follow, name, scope, has_predecessor)
+            self._has_predecessor = not self._leader.elected.is_set()
             background.start_soon(self._factory.nodes.follow)
             background.start_soon(self._factory.discovery.run)
             background.start_soon(self._queue_view.run_kai)
@@ -202,9 +200,11 @@ class Manager:
             standby.start_soon(self._drop_deleted_keys)
             await self._leader.elected.wait()
             standby.cancel_scope.cancel()
-        await self._catch_up.wait_until_ready()
+        await self._factory.synced()
+        if self._has_predecessor:
+            for informer in self._factory.status_informers:
+                await wait_until_current(informer)
         await self._factory.nodes.wait_until_known()
-        self._catch_up.leave_out_others()
         log.info("controllers started", workers={c.name: c.concurrency for c in self._controllers})
         self._started = True
         for controller in self._controllers:
@@ -218,8 +218,8 @@ class Manager:
         """
         caches = self._factory.caches
         present: dict[str, Callable[[Key], bool]] = {
-            "job": lambda key: caches(key[0]).jobs.get(*key) is not None,
-            "queue": lambda key: caches(key[0]).queues.get(*key) is not None,
+            "job": lambda key: caches.jobs.get(*key) is not None,
+            "queue": lambda key: caches.queues.get(*key) is not None,
         }
         while True:
             await anyio.sleep(DROP_SECONDS)
@@ -262,7 +262,7 @@ def _register_job_metrics(
     per_job_metrics = PerJobMetrics(
         settings.metrics_jobs,
         leads=leader.may_write,
-        get=lambda namespace, name: factory.caches(namespace).jobs.get(namespace, name),
+        get=factory.caches.jobs.get,
         progress=factory.reports.newest,
     )
     factory.subscribe(jobs=job_metrics.job_changed, queues=job_metrics.queue_changed)

@@ -45,7 +45,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     runtime_image: str
     runtime_image_pull_policy: Literal["Always", "IfNotPresent", "Never"]
-    namespaces: tuple[str, ...]  # empty: all
+    namespace: str  # "": all
     workers: int
     kubeconfig: str | None
     context: str | None
@@ -138,11 +138,11 @@ OPTIONS: Final = (
     ),
     Option(
         _CLUSTER,
-        "namespaces",
-        name_list,
-        _NAMESPACES,
+        "namespace",
+        lambda text: matching(NAME)(text) if text else "",
+        "the name of a namespace",
         "",
-        "Namespaces to watch. Empty: all namespaces, which needs a ClusterRole.",
+        "Namespace to watch. Empty: all namespaces, which needs a ClusterRole.",
     ),
     Option(
         _CLUSTER,

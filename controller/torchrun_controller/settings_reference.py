@@ -19,8 +19,8 @@ prints the same.
 | environment variable | `TORCHRUN_LOG_LEVEL=debug`. A flag takes precedence. Empty: not set |
 | chart | `--set settings.logLevel=debug`. The chart sets those that depend on its objects |
 
-In the chart, `settings` has no keys for the runtime image, the namespaces, kubeconfig, context, the
-namespace of the Lease, addresses, ports and progress. Set `TORCHRUN_NAMESPACES`,
+In the chart, `settings` has no keys for the runtime image, the namespace, kubeconfig, context, the
+namespace of the Lease, addresses, ports and progress. Set `TORCHRUN_NAMESPACE`,
 `TORCHRUN_LEASE_NAMESPACE` or `TORCHRUN_LISTEN_ADDRESS` in `extraEnv`, and progress by the value
 `progress`. Keep the ports: the Service and the probes of the chart use them. For a Lease in another
 namespace than that of the release, create a Role there with get, watch, create and patch on leases,

@@ -27,7 +27,7 @@ class HostController:
     def __init__(self, space: Space, log: Path) -> None:
         self._command = [
             *(sys.executable, "-m", "torchrun_controller", "--listen-port=0"),
-            *("--leader-election=false", f"--namespaces={space.name}"),
+            *("--leader-election=false", f"--namespace={space.name}"),
             *("--runtime-image", space.cluster.controller),
         ]
         self._environment = space.cluster.environment

@@ -70,6 +70,6 @@ def controller(crds: LocalCluster, tmp_path: Path) -> Iterator[ControllerProcess
 @pytest.fixture
 def team_controller(crds: LocalCluster, team: Team, tmp_path: Path) -> Iterator[ControllerProcess]:
     """A controller of the team's namespace only."""
-    only = ("--namespaces", team.name)
+    only = ("--namespace", team.name)
     with ControllerProcess(crds, tmp_path, *NO_ELECTION, *only).running() as process:
         yield process

@@ -30,7 +30,7 @@ class Replicas:
         self._api = team.api
         self._lease = f"/apis/coordination.k8s.io/v1/namespaces/{team.name}/leases/ha"
         self._own = ("--lease-namespace", team.name, "--lease-name", "ha", *arguments)
-        self._own = (*self._own, "--namespaces", team.name)
+        self._own = (*self._own, "--namespace", team.name)
         self.all = [self._replica(cluster, folder / str(number)) for number in range(count)]
 
     def _replica(self, cluster: LocalCluster, folder: Path) -> ControllerProcess:

@@ -18,7 +18,7 @@ AUDIENCE = "torchrun.ai/progress"
 
 def controller_for(team: Team, crds: LocalCluster, folder: Path, *more: str) -> ControllerProcess:
     url = ("--progress-url", "http://controller.test:8081", "--progress-port", "0")
-    return ControllerProcess(crds, folder, *url, "--namespaces", team.name, *more)
+    return ControllerProcess(crds, folder, *url, "--namespace", team.name, *more)
 
 
 class Reporter:

@@ -152,7 +152,7 @@ def test_leases(controllers: Controllers, prometheus: Prometheus, api: Api) -> N
     now = "2026-01-01T00:00:00.000000Z"
     spec = {"holderIdentity": "ghost-0", "leaseDurationSeconds": 3600, "renewTime": now}
     api.create(LEASES, {"metadata": {"name": "haunted"}, "spec": spec})
-    only = ("--namespaces", "default")
+    only = ("--namespace", "default")
     with controllers.running("waits", "--lease-name", "haunted", *only):
         prometheus.fires("TorchrunControllerNoLeader", lease=f"{SYSTEM}/haunted")
         for number in range(1, 8):
@@ -170,7 +170,7 @@ def test_bad_connections(
     team = Team(api)
     team.make_queue()
     proxy = Proxy(cluster.server)
-    only = ("--leader-election", "false", "--namespaces", team.name)
+    only = ("--leader-election", "false", "--namespace", team.name)
     with controllers.running("far", *only, server=proxy.url) as far:
         far.wait_for_line("controllers started")
         team.submit("strange", numNodes=1)
@@ -198,7 +198,7 @@ def test_rights_and_throttling(
 ) -> None:
     team = Team(api)
     team.make_queue()
-    only = ("--leader-election", "false", "--namespaces", team.name)
+    only = ("--leader-election", "false", "--namespace", team.name)
     with controllers.running("poor", *only) as poor:
         poor.wait_for_line("controllers started")
         cluster.kubectl("delete", "clusterrolebinding", "torchrun-controller")
@@ -276,7 +276,7 @@ def _last_seat_taken(cluster: LocalCluster, api: Api, team: Team) -> Iterator[No
 def test_bugs(controllers: Controllers, prometheus: Prometheus, api: Api) -> None:
     team = Team(api)
     team.make_queue()
-    only = ("--leader-election", "false", "--namespaces", team.name, "--workers", "1")
+    only = ("--leader-election", "false", "--namespace", team.name, "--workers", "1")
     with controllers.running("faulty", *only, program=HERE / "faulty.py") as faulty:
         faulty.wait_for_line("controllers started")
         team.submit("panic")

@@ -81,7 +81,7 @@ class Soak:
         lives = [Life(team, random.Random(self._chance.random()), self._pause) for team in teams]
         verdicts = [Verdict(api.client, team.name) for team in teams]
         replicas = Replicas(cluster, teams[0], self._folder, 2, *BRIEF)
-        own = ("--namespaces", teams[1].name, "--lease-namespace", teams[1].name)
+        own = ("--namespace", teams[1].name, "--lease-namespace", teams[1].name)
         survivor = self._survivor(cluster, *own, "--lease-name", SURVIVOR, *PATIENT)
         chaos = Chaos(cluster, replicas, survivor, proxy, self._chance)
         with ExitStack() as stack:

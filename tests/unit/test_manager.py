@@ -11,7 +11,6 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ObjectMeta
 from torchrun_controller import manager
 from torchrun_controller.cache import catch_up
-from torchrun_controller.cache.scopes import Scopes
 from torchrun_controller.cache.store import Store
 from torchrun_controller.client import Disconnected
 from torchrun_controller.leader import NotLeader
@@ -59,9 +58,6 @@ class Process:
         self.nodes_known = anyio.Event()
         self.nodes_known.set()
         self.memory = Memory(self.log)
-        self.scope = SimpleNamespace(
-            status_informers=[self.memory], synced=anyio.lowlevel.checkpoint, is_refused=False
-        )
         self.jobs: Store[TorchrunJob] = Store()
         self.queues: dict[str, AsyncWorkQueue[tuple[str, str]]] = {}
 
@@ -70,8 +66,9 @@ class Process:
         first_poll.set()
         factory = SimpleNamespace(
             informers=[],
-            scopes=Scopes(cast("Any", {"": self.scope})),
-            caches=lambda namespace: SimpleNamespace(jobs=self.jobs),
+            synced=anyio.lowlevel.checkpoint,
+            status_informers=[self.memory],
+            caches=SimpleNamespace(jobs=self.jobs),
             nodes=SimpleNamespace(
                 follow=anyio.sleep_forever, wait_until_known=self.nodes_known.wait
             ),
@@ -79,7 +76,6 @@ class Process:
             groups=SimpleNamespace(run=anyio.sleep_forever),
         )
         watch = SimpleNamespace(
-            informers=[],
             run_kai=anyio.sleep_forever,
             follow=anyio.sleep_forever,
             wait_until_known=anyio.lowlevel.checkpoint,

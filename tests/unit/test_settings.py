@@ -23,7 +23,7 @@ def test_the_defaults() -> None:
     assert settings() == Settings(
         runtime_image="example.com/runtime:1",
         runtime_image_pull_policy="IfNotPresent",
-        namespaces=(),
+        namespace="",
         workers=16,
         kubeconfig=None,
         context=None,
@@ -51,7 +51,7 @@ def test_every_setting_by_flag_and_by_variable(tmp_path: Path) -> None:
     environment = {
         "runtime_image": "localhost:5000/a/b@sha256:" + "0" * 64,
         "runtime_image_pull_policy": "Always",
-        "namespaces": "team-a, team-b,team-a,",
+        "namespace": " team-a ",
         "workers": "3",
         "kubeconfig": str(kubeconfig),
         "context": "kind",
@@ -76,7 +76,7 @@ def test_every_setting_by_flag_and_by_variable(tmp_path: Path) -> None:
     expected = Settings(
         runtime_image=environment["runtime_image"],
         runtime_image_pull_policy="Always",
-        namespaces=("team-a", "team-b"),
+        namespace="team-a",
         workers=3,
         kubeconfig=str(kubeconfig),
         context="kind",
@@ -136,7 +136,7 @@ def test_images_that_are_fine(image: str) -> None:
         (["--progress-url=http://c:99999"], "it must be a URL such as http"),
         (["--listen-address=localhost:80"], "is 'localhost:80': it must be an IP address"),
         (["--uvloop=maybe"], "--uvloop (TORCHRUN_UVLOOP) is 'maybe': it must be true or false"),
-        (["--namespaces=a,B"], "is 'a,B': it must be names of namespaces"),
+        (["--namespace=a,b"], "is 'a,b': it must be the name of a namespace"),
         (["--node-overhead=cpu"], "is 'cpu': it must be amounts such as cpu=2,memory=8Gi"),
         (["--node-overhead==1"], "is '=1': it must be amounts"),
         (["--node-overhead=cpu=-1"], "is 'cpu=-1': it must be amounts"),

@@ -91,7 +91,6 @@ class AdmissionView:
             jobs=self._job_changed, queues=self._queue_changed, children=self._child_changed
         )
         factory.nodes.subscribe(self._node_changed)
-        factory.scopes.subscribe(lambda scope: self._wake())
 
     def observe(self, now: datetime) -> ObservedAdmission | None:
         """Return the input of a decision; None while nodes are needed and unknown.
@@ -100,8 +99,7 @@ class AdmissionView:
         they show, and the classification of a job may be older.
 
         Without the permission to read nodes, quota alone decides. Other failures are temporary, and
-        no decision is made until nodes are known. Namespaces that are left out have no part in it,
-        and pause the queues whose cohort they may share.
+        no decision is made until nodes are known.
         """
         if self._factory.is_reporting_list or (self._by_nodes and self._factory.nodes.is_awaited):
             return None
@@ -115,20 +113,16 @@ class AdmissionView:
         for key in self._stale:
             self._classify(key)
         self._stale.clear()
-        left_out = self._factory.scopes.left_out
-        queues = tuple(q for q in self._factory.queues() if q.metadata.namespace not in left_out)
-        entries = tuple(e for key, e in self._entries.items() if key[0] not in left_out)
-        orphans = (found for key, found in self._orphans.items() if key[0] not in left_out)
+        queues, entries = tuple(self._factory.caches.queues), tuple(self._entries.values())
         return ObservedAdmission(
             state=cluster_state(
                 queues,
                 entries,
-                [request for requests in orphans for request in requests],
+                [request for requests in self._orphans.values() for request in requests],
                 nodes if self._by_nodes else None,
                 now,
                 self._cohort_namespaces,
                 self._node_overhead,
-                left_out,
             ),
             entries=entries,
             queues=queues,
@@ -138,7 +132,7 @@ class AdmissionView:
     def version(self, owner: UserObject) -> str | None:
         """Return the cached resourceVersion of a job or queue; None if it is gone or replaced."""
         meta = owner.metadata
-        caches = self._factory.caches(meta.namespace)
+        caches = self._factory.caches
         store = caches.jobs if isinstance(owner, TorchrunJob) else caches.queues
         cached = store.get(meta.namespace, meta.name)
         if cached is None or cached.metadata.uid != meta.uid:
@@ -146,7 +140,7 @@ class AdmissionView:
         return cached.metadata.resource_version
 
     def _classify(self, key: Key) -> None:
-        caches = self._factory.caches(key[0])
+        caches = self._factory.caches
         job = caches.jobs.get(*key)
         uid = "" if job is None else job.metadata.uid
         # The Job of a head comes last in its gang: it has the number of nodes.
@@ -210,7 +204,7 @@ class AdmissionView:
             self._admission_queues.discard(key)
         if not initial and _spec_version(change.old) == _spec_version(change.new):
             return
-        jobs = self._factory.caches(meta.namespace).jobs
+        jobs = self._factory.caches.jobs
         for job in jobs.by_index(QUEUE_INDEX, index_key(*key)):
             self._stale.add((meta.namespace, job.metadata.name))
         self._wake()
@@ -223,10 +217,9 @@ class AdmissionView:
 
     def _mark_pods_on(self, nodes: frozenset[str]) -> None:
         """Mark the jobs of the pods on these nodes: one without an entry may get it back."""
-        for scope in self._factory.scopes.values():
-            for node in nodes:
-                for pod in scope.caches.pods.by_index(NODE_INDEX, node):
-                    self._mark_stale((pod.metadata.namespace, _job_name(pod)))
+        for node in nodes:
+            for pod in self._factory.caches.pods.by_index(NODE_INDEX, node):
+                self._mark_stale((pod.metadata.namespace, _job_name(pod)))
 
     def _reclassify(self, key: Key) -> None:
         self._mark_stale(key)
@@ -243,7 +236,7 @@ class AdmissionView:
 
     def _exists(self, key: Key) -> bool:
         """Whether the job exists, or an object that uses quota of a job of this name."""
-        caches, index = self._factory.caches(key[0]), index_key(*key)
+        caches, index = self._factory.caches, index_key(*key)
         if caches.jobs.get(*key) is not None:
             return True
         child_jobs = caches.child_jobs.by_index(JOB_INDEX, index)

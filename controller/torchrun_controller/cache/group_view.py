@@ -28,7 +28,6 @@ OWNER_INDEX = "owner"
 
 OnChange: TypeAlias = Callable[[Kind[Any], Change[SchedulingGroup], bool], None]
 """Called with the kind, the change, and whether it comes from a list."""
-_WatchKey: TypeAlias = tuple[str, Kind[SchedulingGroup]]  # namespace ("" is all), kind
 
 
 class _Watch(Struct, frozen=True):
@@ -49,26 +48,26 @@ def select_kinds(installed: Installed) -> tuple[Kind[SchedulingGroup], ...]:
 
 
 class GroupView:
-    """The caches of groups. `on_change` is called with each change; no `namespaces` means all."""
+    """The caches of groups. `on_change` is called with each change; no `namespace` means all."""
 
     def __init__(
         self,
         transport: Transport,
         observer: Observer,
         on_change: OnChange,
-        namespaces: tuple[str, ...] = (),
+        namespace: str = "",
         clock: Clock = SYSTEM,
     ) -> None:
         self._informer = partial(
             Informer[SchedulingGroup],
             transport=transport,
+            namespace=namespace,
             observer=observer,
             clock=clock.monotonic,
             random=clock.jitter,
         )
         self._on_change = on_change
-        self._namespaces = namespaces or ("",)
-        self._watches: dict[_WatchKey, _Watch] = {}
+        self._watches: dict[Kind[SchedulingGroup], _Watch] = {}
         self._installed_change, self._installed = anyio.Event(), Installed()
 
     def follow(self, installed: Installed) -> None:
@@ -76,12 +75,11 @@ class GroupView:
         self._installed = installed
         self._installed_change.set()
 
-    def owned_by(self, namespace: str, uid: str) -> tuple[Group, ...]:
+    def owned_by(self, uid: str) -> tuple[Group, ...]:
         """Return the cached groups that the object with this UID controls."""
         return tuple(
             Group(kind, group)
-            for (watched_namespace, kind), watch in self._watches.items()
-            if watched_namespace in ("", namespace)
+            for kind, watch in self._watches.items()
             for group in watch.informer.store.by_index(OWNER_INDEX, uid)
         )
 
@@ -104,23 +102,20 @@ class GroupView:
 
     def adjust(self, start: Callable[[_Watch], object]) -> None:
         """Cancel the informers of removed kinds; create and `start` those of new kinds."""
-        required_watches = {
-            (n, kind) for n in self._namespaces for kind in select_kinds(self._installed)
-        }
-        for removed_key in self._watches.keys() - required_watches:
-            self._watches.pop(removed_key).scope.cancel()
-        for namespace, kind in required_watches - self._watches.keys():
+        required_kinds = set(select_kinds(self._installed))
+        for removed_kind in self._watches.keys() - required_kinds:
+            self._watches.pop(removed_kind).scope.cancel()
+        for kind in required_kinds - self._watches.keys():
             watch = _Watch(
                 self._informer(
                     kind=kind,
                     on_change=partial(self._on_change, kind),
                     store=Store({OWNER_INDEX: by_owner}),
                     label_selector="" if kind in OBSERVED_GROUP_KINDS else names.JOB_LABEL,
-                    namespace=namespace,
                 ),
                 anyio.CancelScope(),
             )
-            self._watches[namespace, kind] = watch
+            self._watches[kind] = watch
             start(watch)
 
 

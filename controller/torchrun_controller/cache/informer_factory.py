@@ -1,8 +1,7 @@
 """The informers of the controller and their caches. `job_keys` says which change wakes which job.
 
-There are seven informers for all namespaces, or seven for each namespace that the controller is
-limited to. A job and all objects that it refers to are in one namespace, so caches are never
-joined. One more informer lists the cluster's nodes.
+There are seven informers, of all namespaces or of the one that the controller is limited to. One
+more informer lists the cluster's nodes.
 
 The controller starts without the informers of events and nodes, and works without the permission
 to read them: events explain why a pod is missing, and nodes show that a node is lost.
@@ -43,7 +42,6 @@ from torchrun_controller.cache.job_keys import (
 from torchrun_controller.cache.node_view import NodeView
 from torchrun_controller.cache.observe import Caches, Child, Key, empty_caches, observe
 from torchrun_controller.cache.progress_reports import Reports, Worker
-from torchrun_controller.cache.scopes import Scope, Scopes
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.client.discovery import Discovery
@@ -72,18 +70,21 @@ class InformerFactory:
         self,
         transport: Transport,
         queue: WorkQueue[Key],
-        namespaces: tuple[str, ...] = (),
+        namespace: str = "",
         clock: Clock = SYSTEM,
         observer: Observer | None = None,
     ) -> None:
-        self.namespaces = namespaces
+        self.namespace = namespace  # "": all
         self.clock = clock
         self._transport = transport
         self._queue = queue
         self._listeners: dict[str, list[Listener[Any]]] = {}  # by resource
         self.observer = observer or Unobserved()
-        self.scopes = Scopes({name: self._scope(name) for name in namespaces or ("",)})
-        self.scopes.subscribe(self._handle_taken_in)
+        self.caches = empty_caches()
+        self._required = self._required_informers()  # by resource
+        self._warnings = self._informer(
+            EVENTS, self.caches.warnings, field_selector=WARNINGS, timings=_EVENT_TIMINGS
+        )
         self.nodes = NodeView(
             transport,
             self.observer,
@@ -94,7 +95,7 @@ class InformerFactory:
         self.reports = Reports(clock.monotonic)
         self.discovery = Discovery(transport)
         self.discovery.subscribe(self._handle_installed)
-        self.groups = GroupView(transport, self.observer, self._handle_change, namespaces, clock)
+        self.groups = GroupView(transport, self.observer, self._handle_change, namespace, clock)
         self._listen((TORCHRUN_JOBS,), self._drop_report)
 
     def subscribe(
@@ -114,47 +115,48 @@ class InformerFactory:
         for kind in kinds:
             self._listeners.setdefault(kind.resource, []).append(listener)
 
-    def caches(self, namespace: str) -> Caches:
-        """Return the caches of this namespace."""
-        return self.scopes.of(namespace).caches
-
-    def queues(self) -> Iterator[TorchrunQueue]:
-        """Iterate over the queues of all namespaces."""
-        for scope in self.scopes.values():
-            yield from scope.caches.queues
-
     @property
     def informers(self) -> list[Informer[Any]]:
         """All informers; each must be run."""
-        scopes = self.scopes.values()
-        namespaced = [i for scope in scopes for i in (*scope.informers.values(), scope.warnings)]
-        return [*namespaced, self.nodes.informer]
+        return [*self._required.values(), self._warnings, self.nodes.informer]
 
     @property
-    def is_synced(self) -> bool:
-        """Whether every required cache has its first list."""
-        return all(scope.is_synced for scope in self.scopes.values())
+    def status_informers(self) -> list[Informer[Any]]:
+        """The informers of jobs and queues, whose status is the only state that leaders share."""
+        return [self._required[kind.resource] for kind in (TORCHRUN_JOBS, TORCHRUN_QUEUES)]
 
     @property
     def is_reporting_list(self) -> bool:
         """Whether listeners do not know all changes of a cache yet, after a list."""
-        informers = (i for scope in self.scopes.values() for i in scope.informers.values())
-        return any(informer.is_reporting_list for informer in informers)
+        return any(informer.is_reporting_list for informer in self._required.values())
+
+    async def synced(self) -> None:
+        """Wait until every required cache has its first list: forever if a CRD is missing."""
+        for informer in self._required.values():
+            await informer.synced.wait()
+
+    def unsynced(self) -> Iterator[str]:
+        """Each required cache without a list, and why."""
+        for resource, informer in self._required.items():
+            if not informer.synced.is_set():
+                yield f"{resource} ({informer.last_read.problem or 'waiting for the first list'})"
+
+    def shortcoming(self) -> str:
+        """Return the optional kinds that cannot be watched, and why; "" without any."""
+        optional: list[Informer[Any]] = [self._warnings, *self.groups.informers]
+        return "; ".join(filter(None, (informer.last_read.problem for informer in optional)))
 
     def observe(self, namespace: str, name: str) -> Observed | None:
-        """Return the input of reconcile for one job; None if it is not cached, or left out."""
-        if namespace in self.scopes.left_out:
-            return None
-        caches = self.scopes.of(namespace).caches
+        """Return the input of reconcile for one job; None if it is not cached."""
         return observe(
-            caches,
+            self.caches,
             namespace,
             name,
             nodes=self.nodes.view,
             nodes_awaited=self.nodes.is_awaited,
             reports=self.reports,
             installed=self.discovery.installed,
-            groups=partial(self.groups.owned_by, namespace),
+            groups=self.groups.owned_by,
         )
 
     def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:
@@ -188,8 +190,7 @@ class InformerFactory:
         return Worker((namespace, job), child_uid, index_of(cached_pod) == 0)
 
     def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
-        scope = self.scopes.get("") or self.scopes.get(namespace)
-        cached_pod = scope.caches.pods.get(namespace, name) if scope else None
+        cached_pod = self.caches.pods.get(namespace, name)
         return (
             cached_pod
             if cached_pod is not None and uid and cached_pod.metadata.uid == uid
@@ -197,35 +198,29 @@ class InformerFactory:
         )
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
-        """Return the caches with the objects of this job, by resource."""
-        return self.scopes.of(key[0]).stores
+        """Return the caches with the objects of a job, by resource."""
+        return {resource: informer.store for resource, informer in self._required.items()}
 
     def idle_by_resource(self) -> dict[str, Callable[[], float]]:
-        """For each required resource, the seconds since its informers last acted."""
-        return {r: partial(_idle, group) for r, group in self._by_resource().items()}
+        """For each required resource, the seconds since its informer last acted."""
+        return {resource: informer.idle for resource, informer in self._required.items()}
 
     def silence_by_resource(self) -> dict[str, Callable[[], float]]:
         """For each required resource and nodes, the seconds since the last byte of its watches."""
-        by_resource = {**self._by_resource(), NODES.resource: [self.nodes.informer]}
         return {
-            resource: partial(longest_silence, group) for resource, group in by_resource.items()
+            resource: partial(longest_silence, (informer,))
+            for resource, informer in self._with_nodes().items()
         }
 
     def objects_by_resource(self) -> dict[str, Sized]:
-        """For each resource, its caches; `len` is the number of objects."""
-        by_resource = {**self._by_resource(), NODES.resource: [self.nodes.informer]}
-        return {resource: _Objects(group) for resource, group in by_resource.items()}
+        """For each required resource and nodes, its cache; `len` is the number of objects."""
+        return {resource: informer.store for resource, informer in self._with_nodes().items()}
 
-    def _by_resource(self) -> dict[str, list[Informer[Any]]]:
-        scopes = list(self.scopes.values())
-        return {r: [scope.informers[r] for scope in scopes] for r in scopes[0].informers}
+    def _with_nodes(self) -> dict[str, Informer[Any]]:
+        return {**self._required, NODES.resource: self.nodes.informer}
 
-    def _scopes_of(self, namespace: str) -> Iterable[Scope]:
-        """Return the scope of a namespace; all scopes for "", as of a node."""
-        return (self.scopes.of(namespace),) if namespace else self.scopes.values()
-
-    def _scope(self, namespace: str) -> Scope:
-        caches = empty_caches()
+    def _required_informers(self) -> dict[str, Informer[Any]]:
+        caches = self.caches
         stores: tuple[tuple[Kind[Any], Store[Any]], ...] = (
             (TORCHRUN_JOBS, caches.jobs),
             (TORCHRUN_QUEUES, caches.queues),
@@ -234,31 +229,17 @@ class InformerFactory:
             (CLAIMS, caches.claims),
             (SERVICES, caches.services),
         )
-        informers = [
-            self._informer(
-                kind,
-                store,
-                namespace,
-                label_selector=names.JOB_LABEL if kind in CHILD_KINDS else "",
+        return {
+            kind.resource: self._informer(
+                kind, store, label_selector=names.JOB_LABEL if kind in CHILD_KINDS else ""
             )
             for kind, store in stores
-        ]
-        warnings = self._informer(
-            EVENTS,
-            caches.warnings,
-            namespace,
-            field_selector=WARNINGS,
-            timings=_EVENT_TIMINGS,
-        )
-        by_resource = {informer.kind.resource: informer for informer in informers}
-        store_by_resource = {kind.resource: store for kind, store in stores}
-        return Scope(caches, by_resource, store_by_resource, warnings)
+        }
 
     def _informer(
         self,
         kind: Kind[T],
         store: Store[T],
-        namespace: str,
         *,
         label_selector: str = "",
         field_selector: str = "",
@@ -271,7 +252,7 @@ class InformerFactory:
             partial(self._handle_change, kind),
             label_selector=label_selector,
             field_selector=field_selector,
-            namespace=namespace,
+            namespace=self.namespace,
             observer=self.observer,
             timings=timings,
             clock=self.clock.monotonic,
@@ -285,9 +266,8 @@ class InformerFactory:
         if isinstance(obj, TorchrunJob) and not obj.status.phase:
             priority = 0  # after a restart, new jobs go before those that were reconciled before
         rule = RULE_BY_RESOURCE[kind.resource]
-        for scope in self._scopes_of(obj.metadata.namespace):
-            for key in rule(scope.caches, change, initial):
-                self._queue.add(key, priority)
+        for key in rule(self.caches, change, initial):
+            self._queue.add(key, priority)
         for listener in self._listeners.get(kind.resource, ()):
             listener(change, initial)
 
@@ -303,23 +283,6 @@ class InformerFactory:
     def _handle_nodes_known(self) -> None:
         self._add_initial(all_jobs)
 
-    def _handle_taken_in(self, scope: Scope) -> None:
-        for key in all_jobs(scope.caches):
-            self._queue.add(key, INITIAL)
-
     def _add_initial(self, jobs: Callable[[Caches], Iterable[Key]]) -> None:
-        for scope in self.scopes.values():
-            for key in jobs(scope.caches):
-                self._queue.add(key, INITIAL)
-
-
-class _Objects(Sized):
-    def __init__(self, informers: list[Informer[Any]]) -> None:
-        self._informers = informers
-
-    def __len__(self) -> int:
-        return sum(len(informer.store) for informer in self._informers)
-
-
-def _idle(informers: list[Informer[Any]]) -> float:
-    return max(informer.idle() for informer in informers)
+        for key in jobs(self.caches):
+            self._queue.add(key, INITIAL)

@@ -1,6 +1,6 @@
 """The view of nodes: one informer for the cluster, and whether its cache is current.
 
-A controller that is limited to namespaces usually may not read nodes. It then does not notice lost
+A controller that is limited to a namespace usually may not read nodes. It then does not notice lost
 nodes, and reports that.
 """
 

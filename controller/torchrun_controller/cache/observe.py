@@ -96,7 +96,7 @@ def by_regarding(event: CoreEvent) -> Iterable[str]:
 
 
 class Caches(Struct, frozen=True, kw_only=True):
-    """The stores of one namespace, or of all namespaces: one for each kind."""
+    """The stores: one for each kind."""
 
     jobs: Store[TorchrunJob]
     queues: Store[TorchrunQueue]

@@ -53,7 +53,6 @@ class QueueView:
         )
         self._kai_installed = anyio.Event()
         factory.subscribe(jobs=self._job_changed, queues=self._queue_changed)
-        factory.scopes.subscribe(lambda scope: self._add_all())
         factory.discovery.subscribe(self._installed_changed)
 
     def kai_silence(self) -> float:
@@ -93,10 +92,8 @@ class QueueView:
             await anyio.sleep(_CHECK_SECONDS)
 
     def observe(self, namespace: str, name: str) -> ObservedQueue | None:
-        """Return the input of reconcile for one queue; None if it is not cached, or left out."""
-        if namespace in self._factory.scopes.left_out:
-            return None
-        caches = self._factory.caches(namespace)
+        """Return the input of reconcile for one queue; None if it is not cached."""
+        caches = self._factory.caches
         queue = caches.queues.get(namespace, name)
         if queue is None:
             return None
@@ -110,16 +107,12 @@ class QueueView:
             else None,
             kai_problem=self._kai_problem(),
             kai_users=tuple(self._other_kai_users(queue)),
-            namespaces=tuple(
-                name
-                for name in self._factory.namespaces
-                if name not in self._factory.scopes.left_out
-            ),
+            namespace=self._factory.namespace,
         )
 
     def stores(self, key: Key) -> Mapping[str, Store[Any]]:
         """Return the caches with the objects of this queue, by resource."""
-        queues = {TORCHRUN_QUEUES.resource: self._factory.caches(key[0]).queues}
+        queues = {TORCHRUN_QUEUES.resource: self._factory.caches.queues}
         kai_queues = {KAI_QUEUES.resource: self._kai.store} if self._kai.synced.is_set() else {}
         return {**queues, **kai_queues}
 
@@ -129,7 +122,7 @@ class QueueView:
 
     def _other_kai_users(self, queue: TorchrunQueue) -> Iterator[TorchrunQueue]:
         """The other queues that name a KAI queue."""
-        for other in self._factory.queues():
+        for other in self._factory.caches.queues:
             if other.spec.kai_queue and other.metadata.uid != queue.metadata.uid:
                 yield other
 
@@ -137,7 +130,7 @@ class QueueView:
         """The queues that name this KAI queue, and its owner, which may name another one now."""
         present = self._kai.store.get("", kai_queue)
         owner = "" if present is None else kai.owner_of(present)
-        for queue in self._factory.queues():
+        for queue in self._factory.caches.queues:
             if queue.spec.kai_queue == kai_queue or (owner and kai.identity_of(queue) == owner):
                 yield queue
 
@@ -171,7 +164,7 @@ class QueueView:
         self._add_all()
 
     def _add_all(self) -> None:
-        for queue in self._factory.queues():
+        for queue in self._factory.caches.queues:
             self._add(queue.metadata.namespace, queue.metadata.name, initial=True)
 
     def _add(self, namespace: str, name: str, *, initial: bool) -> None:

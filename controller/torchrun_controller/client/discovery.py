@@ -105,11 +105,6 @@ class Discovery:
         state = "may be outdated" if self.installed is not None else "is unknown"
         return f"the list of installed gang schedulers {state}: {self._problem}"
 
-    def groups(self) -> frozenset[str]:
-        """The API groups of schedulers that are known to be served."""
-        served = self.installed.resources if self.installed is not None else frozenset()
-        return frozenset(version.partition("/")[0] for version, _ in served)
-
     async def run(self) -> NoReturn:
         """Poll until cancelled. Errors of the server do not end it."""
         while True:

@@ -45,7 +45,7 @@ from torchrun_controller.metrics.buckets import (
     SIZE_BUCKETS,
     START_BUCKETS,
 )
-from torchrun_controller.metrics.labels import MAX_LENGTH, OTHERS, QueueLabels, Reasons
+from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.metrics.snapshot import Snapshot
 
 RESTART_KINDS = ("failure", "disruption", "resize", "in-place")  # of a queue
@@ -204,7 +204,7 @@ class Metrics:
         self._leader = self._gauge(
             "torchrun_leader",
             "1 while this process is the leader, 0 on a standby. The sum over all replicas is 1, "
-            "or 0 while the lease changes its holder. The label scope has its namespaces, or all.",
+            "or 0 while the lease changes its holder. The label scope has its namespace, or all.",
             "lease",
             "scope",
         )
@@ -362,15 +362,14 @@ class Metrics:
         self.watch_lists.labels(resource)
 
     def watch_leadership(
-        self, may_write: Callable[[], bool], lease: str = "", namespaces: tuple[str, ...] = ()
+        self, may_write: Callable[[], bool], lease: str = "", namespace: str = ""
     ) -> None:
         """Export whether this process may write.
 
-        `lease` is namespace/name of the Lease, "" without election. `namespaces` are those that the
-        controller is limited to, () for all.
+        `lease` is namespace/name of the Lease, "" without election. `namespace` is the one that the
+        controller is limited to, "" for all.
         """
-        scope = ",".join(sorted(namespaces))[:MAX_LENGTH] or "all"
-        self._leader.labels(lease, scope).set_function(lambda: float(may_write()))
+        self._leader.labels(lease, namespace or "all").set_function(lambda: float(may_write()))
 
     def snapshot(self) -> Snapshot:
         """Copy all values, on the event loop that owns them (4 ms for 1,300 lines)."""

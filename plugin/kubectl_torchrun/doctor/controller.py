@@ -104,7 +104,7 @@ async def check_controller(api: Api, snapshot: ClusterSnapshot) -> list[Finding]
 
 def _watched(deployment: JsonObject) -> str:
     """The namespace that a controller watches; empty for all."""
-    watched = setting(deployment, "namespaces")
+    watched = setting(deployment, "namespace")
     return text_at(deployment, "metadata", "namespace") if watched == _OWN else watched
 
 

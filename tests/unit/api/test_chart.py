@@ -18,7 +18,7 @@ CHART = ROOT / "manifests" / "helm" / "torchrun-controller"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 THE_CHARTS_OWN = {
-    *("runtime_image", "progress_url", "namespaces", "lease_namespace"),
+    *("runtime_image", "progress_url", "namespace", "lease_namespace"),
     *("kubeconfig", "context", "listen_address", "listen_port", "progress_port"),
 }
 """Settings that the chart makes itself, or that have one right value in a pod of its making."""

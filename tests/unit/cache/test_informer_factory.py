@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from torchrun_api import names
 from torchrun_api.core import Job, Pod, PodStatus
 from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import EVENTS
+from torchrun_api.kinds import EVENTS, PODS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
 from torchrun_controller.cache.informer_factory import InformerFactory
@@ -25,7 +25,7 @@ NEVER_SENT: Any = None  # without running informers
 
 
 def readiness(world: "World") -> str:
-    return caches_synced(world.factory.scopes.unsynced)()
+    return caches_synced(world.factory.unsynced)()
 
 
 def liveness(world: "World") -> str:
@@ -33,10 +33,10 @@ def liveness(world: "World") -> str:
 
 
 class World:
-    def __init__(self, *namespaces: str) -> None:
+    def __init__(self, namespace: str = "") -> None:
         self.metrics = Metrics(CollectorRegistry())
         self.queue: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
-        self.factory = InformerFactory(NEVER_SENT, self.queue, namespaces)
+        self.factory = InformerFactory(NEVER_SENT, self.queue, namespace)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
         """Update the store, then call the handler, as the informer does."""
@@ -85,9 +85,10 @@ def test_a_new_job_goes_before_running_ones(world: World) -> None:
 
 
 def test_readiness_names_what_is_missing_and_why(world: World) -> None:
-    (scope,) = world.factory.scopes.values()
-    scope.informers["torchrunjobs.torchrun.ai"].last_read.record("watch", 404)
-    scope.informers["pods"].last_read.record("watch", 403)
+    for informer in world.factory.informers:
+        if informer.kind.plural in ("torchrunjobs", "pods"):
+            code = 403 if informer.kind is PODS else 404
+            informer.last_read.record("watch", code)
     message = readiness(world)
     assert "install the CustomResourceDefinition of torchrunjobs.torchrun.ai" in message
     assert "grant the controller's role the verb watch on pods" in message
@@ -95,7 +96,6 @@ def test_readiness_names_what_is_missing_and_why(world: World) -> None:
     for informer in world.factory.informers:
         informer.synced.set()
     assert readiness(world) == ""
-    assert world.factory.is_synced
 
 
 def test_a_hanging_watch_fails_the_liveness_check(world: World) -> None:
@@ -113,7 +113,6 @@ def test_readiness_does_not_wait_for_warnings(world: World) -> None:
         if informer.kind is not EVENTS:
             informer.synced.set()
     assert readiness(world) == ""
-    assert world.factory.is_synced
     for informer in world.factory.informers:
         if informer.kind is EVENTS:
             informer.synced.set()
@@ -121,14 +120,30 @@ def test_readiness_does_not_wait_for_warnings(world: World) -> None:
     assert liveness(world) == ""
 
 
-def test_each_namespace_has_its_own_caches() -> None:
-    world = World("team", "other")
-    assert len(world.factory.informers) == 15
-    team, other = (world.factory.stores((name, "run")) for name in ("team", "other"))
-    assert team["pods"] is not other["pods"]
-    team["torchrunjobs.torchrun.ai"].upsert(a_job("run"), 5)
-    assert world.factory.observe("team", "run") is not None
-    assert world.factory.observe("other", "run") is None
+async def test_optional_kinds_that_cannot_be_watched_are_named(world: World) -> None:
+    kinds = frozenset({("scheduling.volcano.sh/v1beta1", "podgroups")})
+    world.factory.discovery._update(Installed(resources=kinds))
+    world.factory.groups.adjust(lambda watch: None)
+    assert world.factory.shortcoming() == "", "there may be no response yet"
+    for informer in (*world.factory.informers, *world.factory.groups.informers):
+        if informer.kind.plural in ("events", "podgroups"):
+            informer.last_read.record("list", 403)
+    shortcoming = world.factory.shortcoming()
+    assert "the verb list on events" in shortcoming
+    assert "the verb list on podgroups.scheduling.volcano.sh" in shortcoming
+
+
+@pytest.mark.parametrize("namespace", ["", "team"])
+def test_one_namespace_or_all_are_watched(namespace: str) -> None:
+    world = World(namespace)
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    paths = {informer.path for informer in world.factory.informers}
+    assert {f"/api/v1{scope}/pods", f"/api/v1{scope}/events", "/api/v1/nodes"} <= paths
+    assert len(paths) == 8
+
+
+def test_objects_of_a_cache_are_counted(world: World) -> None:
+    world.factory.caches.jobs.upsert(a_job("run"), 5)
     for resource, objects in world.factory.objects_by_resource().items():
         world.metrics.watch_store(resource, objects)
     label = {"resource": "torchrunjobs.torchrun.ai"}

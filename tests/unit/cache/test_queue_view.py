@@ -22,13 +22,13 @@ KAI = Installed(resources=frozenset({(KAI_QUEUES.api_version, KAI_QUEUES.plural)
 
 
 class World:
-    def __init__(self, *namespaces: str) -> None:
+    def __init__(self, namespace: str = "") -> None:
         self.time = 0.0
         self.work: WorkQueue[tuple[str, str]] = WorkQueue(lambda: self.time)
         others: WorkQueue[tuple[str, str]] = WorkQueue(lambda: 0.0)
         self.jitter = 0.0
         clock = Clock(jitter=lambda: self.jitter)
-        self.factory = InformerFactory(NEVER_SENT, others, namespaces, clock)
+        self.factory = InformerFactory(NEVER_SENT, others, namespace, clock)
         self.watch = QueueView(NEVER_SENT, self.factory.observer, self.factory, self.work)
 
     def change(self, obj: Any, *, initial: bool = False) -> None:
@@ -193,8 +193,8 @@ def test_the_observed_state_of_a_queue(world: World) -> None:
     assert observed.installed == KAI
 
 
-def test_caches_by_namespace() -> None:
-    world = World("ml", "other")
+def test_the_caches_of_a_queue() -> None:
+    world = World("ml")
     assert set(world.watch.stores(("ml", "gpu"))) == {"torchrunqueues.torchrun.ai"}
     world.synced()
     assert set(world.watch.stores(("ml", "gpu"))) == {

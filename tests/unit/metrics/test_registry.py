@@ -150,8 +150,8 @@ def test_gauges_are_read_at_scrape_time() -> None:
     age, leads = [3.0], [False]
     metrics.watch_store("pods", store)
     metrics.watch_age("pods", lambda: age[0])
-    metrics.watch_leadership(lambda: leads[0], "system/lease", ("b", "a"))
-    leader = {"lease": "system/lease", "scope": "a,b"}
+    metrics.watch_leadership(lambda: leads[0], "system/lease", "a")
+    leader = {"lease": "system/lease", "scope": "a"}
     value = metrics.registry.get_sample_value
     assert value("torchrun_store_objects", {"resource": "pods"}) == 0
     assert value("torchrun_leader", leader) == 0

@@ -9,7 +9,7 @@ from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from torchrun_controller.settings import parse
 
 NEVER_SENT: Transport = None  # type: ignore[assignment]
-FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespaces", "team,other")
+FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespace", "team")
 
 
 def assembled_components(metrics: Metrics, *flags: str) -> Components:
@@ -31,14 +31,14 @@ def assembled(*flags: str) -> Metrics:
 def test_a_leader_exports_the_jobs_of_its_caches() -> None:
     metrics = assembled("--leader-election=false")
     value = metrics.registry.get_sample_value
-    assert value("torchrun_leader", {"lease": "", "scope": "other,team"}) == 1
+    assert value("torchrun_leader", {"lease": "", "scope": "team"}) == 1
     assert value("torchrun_jobs", {"phase": "Running"}) == 1
     assert value("torchrun_job_gpus", {"job_namespace": "team", "torchrun_job": "a"}) == 0
 
 
 def test_a_standby_exports_that_it_does_not_lead() -> None:
     metrics = assembled("--lease-namespace", "system")
-    lease = {"lease": "system/torchrun-controller", "scope": "other,team"}
+    lease = {"lease": "system/torchrun-controller", "scope": "team"}
     assert metrics.registry.get_sample_value("torchrun_leader", lease) == 0
     assert metrics.registry.get_sample_value("torchrun_jobs", {"phase": "Running"}) is None
 

@@ -41,27 +41,19 @@ def cluster_state(
     now: datetime,
     cohort_namespaces: frozenset[str] = frozenset(),
     overhead: Mapping[str, int] = node_rules.NO_OVERHEAD,
-    left_out: frozenset[str] = frozenset(),
 ) -> ClusterState:
     """Build the state. `orphans` run although their job is gone; `nodes` is None if unknown.
 
     Queues of `cohort_namespaces` may share a cohort across namespaces. `overhead` is what other
-    pods take of each node. The jobs of `left_out` namespaces are unknown: they may use quota of the
-    cohorts that they share.
+    pods take of each node.
     """
-    unknown = ", ".join(sorted(left_out & cohort_namespaces))
-    pause = f"Namespace {unknown} may share the cohort and cannot be read." if unknown else ""
     taints = node_rules.find_taints(nodes or ())
     selectors = _TaintSelectors(taints)
     return ClusterState(
         nodes=None
         if nodes is None
         else tuple(node_rules.node_capacity(node, taints, overhead) for node in nodes),
-        queues=tuple(
-            queue_input(q, pause if q.metadata.namespace in cohort_namespaces else "")
-            for q in queues
-            if takes_part(q.spec)
-        ),
+        queues=tuple(queue_input(queue) for queue in queues if takes_part(queue.spec)),
         workloads=(*orphans, *_workloads(jobs, selectors, now)),
         cohort_namespaces=tuple(sorted(cohort_namespaces)),
     )
@@ -84,13 +76,10 @@ def leave_out(state: ClusterState, uids: Collection[str]) -> ClusterState:
     return replace(state, workloads=tuple(workloads))
 
 
-def queue_input(queue: TorchrunQueue, cohort_pause: str = "") -> Queue:
-    """Return the queue with its quota in integers and its last running weights.
-
-    `cohort_pause` is why its cohort, if it has one, admits nothing.
-    """
+def queue_input(queue: TorchrunQueue) -> Queue:
+    """Return the queue with its quota in integers and its last running weights."""
     spec, meta, admission = queue.spec, queue.metadata, queue.status.admission
-    paused_reason = queue.invalid or (cohort_pause if spec.cohort else "")
+    paused_reason = queue.invalid
     if meta.deletion_timestamp is not None:
         paused_reason = "The queue is being deleted."
     limits = QuotaLimits()

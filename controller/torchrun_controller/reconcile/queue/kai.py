@@ -270,7 +270,7 @@ def _contains(actual: JsonValue, target: JsonValue) -> bool:
 
 def _is_watched(observed: ObservedQueue, owner: str) -> bool:
     """Whether the controller watches the namespace of the owner, and so would see it."""
-    return not observed.namespaces or owner.partition("/")[0] in observed.namespaces
+    return observed.namespace in ("", owner.partition("/")[0])
 
 
 def _is_live(queue: TorchrunQueue) -> bool:

@@ -30,7 +30,7 @@ class ObservedQueue(Struct, frozen=True, kw_only=True):
     `jobs` are those of the queue. `kai` are all KAI queues by name; None while unknown, for the
     reason `kai_problem`. `kai_users` are the other TorchrunQueues that name a KAI queue, deleted
     ones included. `refused` has the message of each refused write, by resource and name.
-    `namespaces` are the watched ones, () for all.
+    `namespace` is the watched one, "" for all.
     """
 
     queue: TorchrunQueue
@@ -41,7 +41,7 @@ class ObservedQueue(Struct, frozen=True, kw_only=True):
     kai_users: tuple[TorchrunQueue, ...] = ()
     refused: dict[tuple[str, str], str] = {}
     template_check: TemplateCheck | None = None
-    namespaces: tuple[str, ...] = ()
+    namespace: str = ""
 
 
 class QueuePlan(Struct, frozen=True, kw_only=True):

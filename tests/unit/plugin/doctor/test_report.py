@@ -145,9 +145,9 @@ def test_a_controller_in_a_namespace_that_cannot_be_read_may_be_installed(laptop
 @pytest.mark.parametrize(
     "container",
     [
-        {"args": ["--namespaces=team-a"]},
-        {"env": [{"name": "TORCHRUN_NAMESPACES", "value": "team-a"}]},
-        {"env": [{"name": "TORCHRUN_NAMESPACES", "valueFrom": OWN}]},
+        {"args": ["--namespace=team-a"]},
+        {"env": [{"name": "TORCHRUN_NAMESPACE", "value": "team-a"}]},
+        {"env": [{"name": "TORCHRUN_NAMESPACE", "valueFrom": OWN}]},
     ],
     ids=["flag", "variable", "its own"],
 )

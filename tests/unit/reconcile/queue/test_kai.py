@@ -235,11 +235,11 @@ class TestConflicts:
 
     def test_a_kai_queue_of_an_unwatched_namespace_is_a_conflict(self):
         world = world_of()
-        world.namespaces = ("ml",)
+        world.namespace = "ml"
         world.kai["training"] = kai_queue("training", "other/unseen")
         world.settle()
         assert world.condition("KaiQueueReady").reason == "Conflict"
-        world.namespaces = ("ml", "other")
+        world.namespace = ""
         world.settle()
         assert world.condition("KaiQueueReady").reason == "Synced"
 
