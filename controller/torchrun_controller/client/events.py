@@ -13,6 +13,7 @@ import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 
 import anyio
 import msgspec
@@ -179,7 +180,9 @@ class EventRecorder:
             ):
                 return self._requeue(series, error)
             self.dropped += 1
-            log.debug("event not written", event_name=series.name, error=str(error))
+            is_forbidden = isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN
+            write_line = log.warning if is_forbidden else log.debug
+            write_line("event not written", event_name=series.name, error=str(error))
         except Exception:
             self.dropped += 1
             log.debug("event not written", event_name=series.name, exc_info=True)

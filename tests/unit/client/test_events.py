@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import anyio
 import pytest
+import structlog
 
 from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import ObjectMeta
@@ -180,10 +181,18 @@ async def test_a_long_message_is_cut_to_the_servers_limit(world: World) -> None:
     assert note.endswith("ä...")
 
 
-@pytest.mark.parametrize("failure", [ApiError(403, "Forbidden", "no", None, ()), Disconnected("x")])
-async def test_a_failing_server_drops_the_event_only(world: World, failure: Exception) -> None:
+@pytest.mark.parametrize(
+    ("failure", "level"),
+    [(ApiError(403, "Forbidden", "no", None, ()), "warning"), (Disconnected("x"), "debug")],
+    ids=["forbidden", "disconnected"],
+)
+async def test_a_failing_server_drops_the_event_only(
+    world: World, failure: Exception, level: str
+) -> None:
     world.server.failure = failure
-    await world.say("lost")
+    with structlog.testing.capture_logs() as lines:
+        await world.say("lost")
+    assert [line["log_level"] for line in lines] == [level]
     world.server.failure = None
     await world.say("kept")
     assert [event["note"] for event in world.objects] == ["kept"]
