@@ -46,7 +46,7 @@ on-clusters: local integration
 	@$(MAKE) --no-print-directory e2e
 
 # Of `make all`; a suite is a make target, with its variables after colons. Fast ones first.
-SUITES ?= lint types walls docs unit unit-long lowest-versions recipes thorough faults integration-all e2e-all ha \
+SUITES ?= lint types walls docs unit unit-long lowest-versions local recipes thorough faults integration-all e2e-all ha \
 	faults-proxied monitoring demo bench:ARGS=--quick soak:MINUTES=3 e2e-kind \
 	$(PYTHONS:%=matrix-python-%) $(RELEASES:%=matrix-kubernetes-%)
 
