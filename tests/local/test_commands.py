@@ -116,6 +116,13 @@ CASES = (
         out=("$$|$(HOME)|a$$b|",),
     ),
     Case("a directory for checkpoints", "exec python3 s.py", {"s.py": STORE}, (), out=("new",)),
+    Case(
+        "torch, in a shell line",
+        "cd src && X=1 exec python train.py 2>&1 | tee log",
+        {"src/train.py": DDP},
+        out=("sum 2",),
+        torch=True,
+    ),
     Case("torch", "python train.py", {"train.py": DDP}, out=("sum 2",), torch=True),
     Case(
         "torch, two ranks on each node",
@@ -149,6 +156,7 @@ def test_what_comes_out(case: Case, tmp_path: Path) -> None:
     directory = tmp_path / "project"
     directory.mkdir()
     for name, text in case.files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_text(text)
     command = [case.command] if case.command else []
     ended = subprocess.run(

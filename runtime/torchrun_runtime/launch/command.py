@@ -1,8 +1,14 @@
 """How to run the user's command: under torchrun, or unchanged. Pure.
 
-A plain `python train.py` runs under torchrun. A command that starts ranks itself runs unchanged:
-otherwise each of N processes would start N more. A shell line remains a shell line: the shell
-expands it once in every rank, so `--rank $RANK` has the value of that rank.
+A python command runs under torchrun. What stands around it in its shell line runs once for each
+node, outside of torchrun: `cd src && uv run python train.py 2>&1 | tee log` becomes
+`cd src && uv run python -m torch.distributed.run --no-python SHELL -c "exec python train.py" 2>&1 |
+tee log`. The command itself remains a shell line: the shell expands it once in every rank, so
+`--rank $RANK` has the value of that rank.
+
+A command that starts ranks itself runs unchanged: otherwise each of N processes would start N more.
+So does a shell line that is more than one command, because only its author knows which part is to
+run in every rank.
 """
 
 from __future__ import annotations
@@ -29,6 +35,26 @@ _MODULE = re.compile(
 )
 # In the arguments of a program, such as a debugger that runs a launcher: no name of a strategy.
 _LAUNCHER_PATH = re.compile(r"(?:/bin/|\(which )(torchrun|accelerate|deepspeed)\)?$")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_SIMPLE_COMMAND = re.compile(rf"(?:{_QUOTED}|[^;&|<>()`\n'\"\\])+")
+_SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+# Parts of a line around its command.
+_WORD = rf"(?:{_QUOTED}|[^\s'\"\\;&|<>()`#])+"
+_CD = re.compile(rf"cd[ \t]+{_WORD}[ \t]*&&\s*")
+_REDIRECTIONS = rf"(?:[ \t]*\d*(?:>>?|<)[ \t]*(?:&\d|{_WORD}))*"
+_AFTER = re.compile(rf"{_REDIRECTIONS}(?:[ \t]*\|[ \t]*tee(?:[ \t]+{_WORD})*{_REDIRECTIONS})?\s*")
+_AFTER_STARTS = re.compile(rf"(?:{_QUOTED})|(?P<after>(?<!\S)\d*[<>]|[;&|<>()`\n])")
+# Options with a value of programs that run a script without `python` before it.
+_UV_OPTIONS = frozenset(
+    ("--with", "--with-requirements", "--extra", "--group", "--python", "-p", "--project")
+)
+# Programs that run another one, by whether they choose the environment of its packages.
+_WRAPPERS = {
+    **dict.fromkeys(("uv", "poetry", "pdm", "pipenv", "hatch", "rye", "pixi", "conda"), True),
+    **dict.fromkeys(("micromamba", "mamba"), True),
+    **dict.fromkeys(("nsys", "ncu", "numactl", "time", "stdbuf", "nice", "ionice"), False),
+    **dict.fromkeys(("taskset", "env", "exec", "command"), False),
+}
 _DOTTED_MODULE = re.compile(
     r"-m (torch\.distributed\.(?:run|launch)|(?:accelerate|deepspeed)\.\S+)$"
 )
@@ -37,13 +63,18 @@ _DOTTED_MODULE = re.compile(
 class Run(NamedTuple):
     """argv: what to start, in each rank where under_torchrun.
 
-    interpreter: the python of the command, "" if it has none. why: text for the log.
+    interpreter: the python of the command, "" if it has none. why: text for the log. before, after:
+    the rest of the shell line, which runs once for each node. in_environment: `before` selects the
+    environment that has torch, as `uv run` does.
     """
 
     argv: list[str]
     under_torchrun: bool
     why: str
     interpreter: str = ""
+    before: str = ""
+    after: str = ""
+    in_environment: bool = False
 
 
 class _Parsed(NamedTuple):
@@ -55,6 +86,22 @@ class _Parsed(NamedTuple):
     operator: str = ""
 
 
+class _Line(NamedTuple):
+    """A shell line with one command: what stands before it, the command, what follows it."""
+
+    before: str
+    command: str
+    after: str
+    in_environment: bool
+
+
+class _Starts(NamedTuple):
+    """A launcher that the command runs, and its options: words up to the script."""
+
+    launcher: str
+    options: list[str]
+
+
 def decide(command: str | list[str], launcher: str, nnodes: str, python: str) -> Run:
     """Decide how to run `command`.
 
@@ -63,23 +110,36 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
     Raises LaunchError (InvalidCommand) if the command contradicts itself or the job.
     """
     parsed = _parse(command) if isinstance(command, str) else _Parsed(command)
-    starts = _starts_ranks(parsed)
+    line = _split(command) if isinstance(command, str) else None
+    starts = _starts_ranks(command, line)
     if starts:
-        _check_nodes(parsed.words, nnodes)
+        _check_nodes(starts.options, nnodes)
     as_it_is = [SHELL, "-c", command] if isinstance(command, str) else list(command)
     if launcher == "none":
         return Run(as_it_is, False, "spec.launcher is none")
     if launcher == "torchrun" and starts:
         raise LaunchError(
             "InvalidCommand",
-            f"spec.launcher is torchrun, but the command starts {starts} itself, so every rank"
-            f" would start all ranks again. Set launcher to auto, or remove {starts}.",
+            f"spec.launcher is torchrun, but the command starts {starts.launcher} itself, so every"
+            " rank would start all ranks again. Set launcher to auto, or remove"
+            f" {starts.launcher}.",
         )
-    obstacle = _obstacle(parsed, starts)
+    obstacle = _obstacle(parsed, starts.launcher if starts else "")
     if not obstacle:
         return _in_each_rank(command, parsed, python)
     if launcher == "torchrun":
         return Run(as_it_is, True, "spec.launcher is torchrun")
+    if line is not None and not starts:
+        inner = _in_each_rank(line.command, _parse(line.command), python)
+        return inner._replace(
+            why="it is one python command in a shell line",
+            before=line.before,
+            after=line.after,
+            in_environment=line.in_environment,
+        )
+    if isinstance(command, str) and not starts and _expands_one_command(command):
+        # Which part of the line the values belong to is not certain, so each rank runs all of it.
+        return Run(as_it_is, True, "it is one python command with values of other commands")
     return Run(as_it_is, False, obstacle)
 
 
@@ -94,6 +154,68 @@ def _in_each_rank(command: str | list[str], parsed: _Parsed, python: str) -> Run
     # assignments, which exec does not.
     line = f"exec env {parsed.assignments}{line}" if parsed.assignments else f"exec {line}"
     return Run([SHELL, "-c", line], True, why, interpreter)
+
+
+def _split(line: str) -> _Line | None:
+    """Split a line with one python command from what stands around it; None for other lines."""
+    line = line.strip()
+    at, in_environment = 0, False
+    while True:
+        match = _CD.match(line, at) or _ASSIGNMENTS.match(line, at)
+        if match is None or match.end() == at:
+            break
+        at = match.end()
+    starts = (match.start("after") for match in _AFTER_STARTS.finditer(line, at) if match["after"])
+    end = next(starts, len(line))
+    if not _AFTER.fullmatch(line, end):
+        return None
+    command = line[at:end].rstrip()
+    if command != line[at:end]:
+        end = at + len(command)
+    if "#" in _QUOTED_OR_COMMENT.sub(lambda match: "" if match.group(1) else "#", command):
+        return None
+    first = re.match(rf"{_WORD}", command)
+    if first is None:
+        return None
+    name = os.path.basename(first.group())
+    if name in _WRAPPERS:
+        program = _first_python(command)
+        if program is None:
+            return None
+        in_environment = _WRAPPERS[name]
+        at, command = at + program, command[program:]
+    if not _is_python(command.split(None, 1)[0]):
+        return None
+    return _Line(line[:at], command, line[end:], in_environment)
+
+
+def _expands_one_command(line: str) -> bool:
+    """Whether a line would be one python command if the output of others stood in it."""
+    plain = _SUBSTITUTION.sub("x", line)
+    return plain != line and _split(plain) is not None
+
+
+def _first_python(command: str) -> int | None:
+    """Where the python command starts that a wrapper runs; None if that is not certain.
+
+    A wrapper may have options with values before `python`. A script without `python` before it may
+    be the argument of another program, so it counts only after options that are known.
+    """
+    is_known, before = True, ""
+    for number, match in enumerate(re.finditer(_WORD, command)):
+        word = match.group()
+        if _LAUNCHER.search(word):
+            return None
+        if number and _PYTHON.fullmatch(os.path.basename(word)):
+            return match.start()
+        is_script = number > 0 and word.endswith(".py") and not word.startswith("-")
+        if is_script and before not in _UV_OPTIONS:
+            return match.start() if is_known else None
+        is_subcommand = number == 1 and word == "run"
+        if number and not (word.startswith("-") or is_subcommand or before in _UV_OPTIONS):
+            is_known = False
+        before = word
+    return None
 
 
 def _parse(line: str) -> _Parsed:
@@ -132,26 +254,56 @@ def _is_python(word: str) -> bool:
     return bool(_PYTHON.fullmatch(os.path.basename(word))) or word.endswith(".py")
 
 
-def _starts_ranks(parsed: _Parsed) -> str:
-    """The launcher that the command runs; "" for none.
+def _starts_ranks(command: str | list[str], line: _Line | None) -> _Starts | None:
+    """The launcher that the command runs; None if it runs none.
 
-    The arguments of a python program may have the name of a launcher, as in --strategy deepspeed.
+    The arguments of a program may have the name of a launcher, as in --strategy deepspeed.
     """
-    words = parsed.words
-    if parsed.operator or not words or not _is_python(words[0]):
+    if isinstance(command, list):
+        commands = [command]
+    elif line is not None:
+        commands = [_words(line.command)]
+    else:
+        code = _QUOTED_OR_COMMENT.sub(lambda match: match.group(1) or "", command)
+        commands = [_words(part) for part in _SIMPLE_COMMAND.findall(code)]
+    found = (_starts_in(words) for words in commands)
+    return next((starts for starts in found if starts), None)
+
+
+def _starts_in(words: list[str]) -> _Starts | None:
+    """The launcher of a command without operators."""
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        words = words[1:]
+    if not words or not _is_python(words[0]):
         return _find(words, _LAUNCHER, _MODULE)
     end = _end_of_program(words)
-    return _find(words[:end], _LAUNCHER, _MODULE) or _find(
+    return _find(words[:end], _LAUNCHER, _MODULE, words[end:]) or _find(
         words[end:], _LAUNCHER_PATH, _DOTTED_MODULE
     )
 
 
-def _find(words: list[str], program: re.Pattern[str], module: re.Pattern[str]) -> str:
-    for before, word in zip(["", *words], words):
-        match = program.search(word) or module.match(word) or module.match(f"{before} {word}")
+def _find(
+    words: list[str],
+    program: re.Pattern[str],
+    module: re.Pattern[str],
+    following: list[str] | None = None,
+) -> _Starts | None:
+    for at, (before, word) in enumerate(zip(["", *words], words), 1):
+        match = module.match(word) or module.match(f"{before} {word}")
+        if not match and not before.startswith("--"):  # the value of an option
+            match = program.search(word)
         if match:
-            return match.group(1)
-    return ""
+            options = [*words[at:], *(following or ())]
+            scripts = (n for n, option in enumerate(options) if option.endswith(".py"))
+            return _Starts(match.group(1), options[: next(scripts, len(options))])
+    return None
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command.replace("\\\n", ""))
+    except ValueError:  # a here-document may have single quotes; the shell knows
+        return command.split()
 
 
 def _end_of_program(words: list[str]) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
 
-from .command import Run
+from .command import SHELL, Run
 from .errors import LaunchError
 
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_RUN = "torch.distributed.run"
+_IN_ENVIRONMENT = ["python"]
 _PROBE_SECONDS = 60
+_ENVIRONMENT_SECONDS = 1800  # the first start may install the environment
 
 
 def python() -> str:
@@ -21,27 +25,49 @@ def python() -> str:
 def argv(run: Run) -> list[str]:
     """The whole command line. torchrun reads nodes and rendezvous from PET_*.
 
-    Raises LaunchError (TorchMissing) if the image has no torch.
+    Raises LaunchError (TorchMissing) if the image, or the environment of the command, has no torch.
     """
     if not run.under_torchrun:
         return run.argv
+    if run.in_environment:
+        _check_environment(run.before)
+        program = [*_IN_ENVIRONMENT, "-m", _RUN]
+    else:
+        program = _program(run)
+    ranks = [*program, "--no-python", *run.argv]
+    if not (run.before or run.after):
+        return ranks
+    return [SHELL, "-c", f"{run.before}{shlex.join(ranks)}{run.after}"]
+
+
+def _program(run: Run) -> list[str]:
     program = shutil.which("torchrun")
     if program:
-        return [program, "--no-python", *run.argv]
+        return [program]
     interpreter = shutil.which(run.interpreter or python()) or python()
-    if not _has_torch(interpreter):
+    if not _succeeds([interpreter, "-c", _HAS_TORCH], _PROBE_SECONDS):
         raise LaunchError(
             "TorchMissing",
             f"The image has no torch: torchrun is not on PATH and {interpreter} cannot import"
             " torch. Use an image with PyTorch, or set launcher: none to run the command without"
             " torchrun.",
         )
-    return [interpreter, "-m", "torch.distributed.run", "--no-python", *run.argv]
+    return [interpreter, "-m", _RUN]
 
 
-def _has_torch(interpreter: str) -> bool:
+def _check_environment(before: str) -> None:
+    """Check that the environment that this part of a shell line selects has torch."""
+    probe = f"{before}{shlex.join([*_IN_ENVIRONMENT, '-c', _HAS_TORCH])}"
+    if not _succeeds([SHELL, "-c", probe], _ENVIRONMENT_SECONDS):
+        raise LaunchError(
+            "TorchMissing",
+            f"{before.strip()!r} starts no Python that can import torch. Add torch to its"
+            " environment, or set launcher: none to run the command without torchrun.",
+        )
+
+
+def _succeeds(argv: list[str], seconds: float) -> bool:
     try:
-        probe = [interpreter, "-c", _HAS_TORCH]
-        return subprocess.run(probe, timeout=_PROBE_SECONDS, check=False).returncode == 0
+        return subprocess.run(argv, timeout=seconds, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

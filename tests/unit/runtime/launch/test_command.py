@@ -82,18 +82,29 @@ AS_IT_IS = [
     "python -m cProfile -o profile /opt/conda/bin/torchrun train.py",
     'python -m pdb "$(which torchrun)" train.py',
     "OMP_NUM_THREADS=1 torchrun train.py",
-    "cd src && python train.py",
     "python prepare.py; python train.py",
     "python prepare.py\npython train.py",
     "# don't lose the cache\npython train.py",
     "python prepare.py # don't\npython train.py # isn't long",
     "cat > notes <<EOF\nit's\nEOF\npython train.py",
     "cat > notes <<EOF\nit's\nEOF\ntorchrun train.py",
-    "python train.py | tee log",
-    "python train.py > log 2>&1",
     "python train.py &",
     "(python train.py)",
     "bash run.sh",
+    "./train.sh --strategy deepspeed",
+    "VAR=1 bash -c 'python train.py'",
+    "python prepare.py && python train.py",
+    "for x in 1 2; do python train.py $x; done",
+    "python train.py |& tee log",
+    "python train.py &> log",
+    "python train.py | grep loss",
+    "uv run torchrun train.py",
+    "env A=1 torchrun train.py",
+    "nsys profile torchrun train.py",
+    "uv run lightning fit train.py",
+    "uv run --isolated tool train.py",
+    "uv run -m pkg.train",
+    "poetry install",
     "nvidia-smi",
     "pythonic train.py",
     "FOO=1",
@@ -108,6 +119,67 @@ def test_runs_every_other_line_as_it_is(line: str) -> None:
     assert not run.under_torchrun
     assert run.argv == [SHELL, "-c", line]
     assert run.why
+
+
+# Before the command, the command in each rank, after it; and whether torch is in an environment.
+AROUND = {
+    "uv run train.py": ("uv run ", f"{PYTHON} train.py", "", True),
+    "uv run python train.py --x 'a b'": ("uv run ", "python train.py --x 'a b'", "", True),
+    "uv run --with x --no-sync t.py": ("uv run --with x --no-sync ", f"{PYTHON} t.py", "", True),
+    "poetry run python -m pkg": ("poetry run ", "python -m pkg", "", True),
+    "conda run -n env python t.py": ("conda run -n env ", "python t.py", "", True),
+    "nsys profile -o out python t.py": ("nsys profile -o out ", "python t.py", "", False),
+    "numactl -N 0 python t.py": ("numactl -N 0 ", "python t.py", "", False),
+    "time python t.py": ("time ", "python t.py", "", False),
+    "stdbuf -oL python -u t.py": ("stdbuf -oL ", "python -u t.py", "", False),
+    "exec python t.py": ("exec ", "python t.py", "", False),
+    "cd src && python t.py": ("cd src && ", "python t.py", "", False),
+    "cd $DIR/src && python t.py > $LOG": ("cd $DIR/src && ", "python t.py", " > $LOG", False),
+    "cd a && cd 'b c' && FOO=1 uv run t.py": (
+        *("cd a && cd 'b c' && FOO=1 uv run ", f"{PYTHON} t.py", "", True),
+    ),
+    "python t.py 2>&1": ("", "python t.py", " 2>&1", False),
+    "python t.py>log": ("", "python t.py", ">log", False),
+    "FOO=1 python t.py < in.txt > log": ("FOO=1 ", "python t.py", " < in.txt > log", False),
+    "python t.py | tee log": ("", "python t.py", " | tee log", False),
+    "cd s && python t.py --strategy deepspeed 2>&1 | tee -a 'l g' > x": (
+        *("cd s && ", "python t.py --strategy deepspeed", " 2>&1 | tee -a 'l g' > x", False),
+    ),
+    "python t.py --sep '|' \"> x\" > log": ("", "python t.py --sep '|' \"> x\"", " > log", False),
+}
+
+
+@pytest.mark.parametrize("line", AROUND)
+def test_what_stands_around_a_command_runs_once_for_each_node(line: str) -> None:
+    run = decided(line)
+    assert run.under_torchrun
+    before, inner, after, in_environment = AROUND[line]
+    assert run.argv == [SHELL, "-c", f"exec {inner}"]
+    assert (run.before, run.after, run.in_environment) == (before, after, in_environment)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["python t.py --name $(date +%s)", "cd src && python t.py `cat args` | tee log"],
+)
+def test_a_line_with_values_of_other_commands_runs_in_each_rank(line: str) -> None:
+    run = decided(line)
+    assert (run.under_torchrun, run.argv) == (True, [SHELL, "-c", line])
+    assert (run.before, run.after) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cd src && python train.py --strategy deepspeed",
+        "./train.sh --strategy deepspeed --nnodes 7 --standalone",
+        "torchrun train.py --nnodes 7 --standalone",
+        "bash -c 'x' torch --launcher accelerate",
+    ],
+)
+def test_an_argument_is_no_launcher(line: str) -> None:
+    starts = "torchrun " in line
+    assert decided(line, "auto" if starts else "torchrun").under_torchrun != starts
 
 
 @pytest.mark.parametrize(
