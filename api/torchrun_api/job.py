@@ -224,9 +224,10 @@ class TorchrunJobSpec(Wire, frozen=True, kw_only=True):
     launcher: Annotated[
         Literal["auto", "torchrun", "none"],
         Meta(
-            description="auto: a plain python command runs under torchrun, any other command "
-            "runs as it is. torchrun: the command always runs under torchrun. none:"
-            " it never does. PET_* and MASTER_* are set in all cases."
+            description="auto: a python command runs under torchrun, also within a shell line "
+            "such as `cd src && python train.py | tee log`; any other command runs as it is. "
+            "torchrun: the command always runs under torchrun. none: it never does. PET_* and "
+            "MASTER_* are set in all cases."
         ),
     ] = "auto"
     working_dir: Annotated[

@@ -48,7 +48,7 @@ def command(
     """Upload the current directory and run COMMAND in it on one or more nodes.
 
     .git, likely secrets and files that match .gitignore or .torchrunignore are not uploaded.
-    COMMAND is a shell line. A plain `python ...` line runs under torchrun on every node.
+    COMMAND is a shell line. Its `python ...` command runs under torchrun on every node.
     -o, --dry-run and --wait imply --no-follow.
 
     \b

@@ -47,6 +47,7 @@ from kubectl_torchrun.logs.progress_line import progress_line
 from kubectl_torchrun.logs.torchrun_report import ReportFolder, StampedLine
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.upload import job_manifest
+from kubectl_torchrun.upload.command_warning import warn_of_command
 from kubectl_torchrun.upload.job_manifest import Request
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -81,6 +82,7 @@ def run(request: Request, options: LocalOptions, terminal: Terminal) -> int:
     job, queue, ignored = job_and_queue(request._replace(name=name), options.gpus_per_node, _now())
     if ignored:
         terminal.note(f"Not used on this machine: {', '.join(ignored)}.")
+    warn_of_command(msgspec.to_builtins(job.spec), terminal)
     env = [msgspec.to_builtins(variable) for variable in job.spec.env]
     missing = [each for each in missing_values(env) if each not in os.environ]
     if missing:

@@ -65,7 +65,7 @@ class Run(NamedTuple):
 
     interpreter: the python of the command, "" if it has none. why: text for the log. before, after:
     the rest of the shell line, which runs once for each node. in_environment: `before` selects the
-    environment that has torch, as `uv run` does.
+    environment that has torch, as `uv run` does. starts_ranks: the command is a launcher.
     """
 
     argv: list[str]
@@ -75,6 +75,7 @@ class Run(NamedTuple):
     before: str = ""
     after: str = ""
     in_environment: bool = False
+    starts_ranks: bool = False
 
 
 class _Parsed(NamedTuple):
@@ -140,7 +141,7 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
     if isinstance(command, str) and not starts and _expands_one_command(command):
         # Which part of the line the values belong to is not certain, so each rank runs all of it.
         return Run(as_it_is, True, "it is one python command with values of other commands")
-    return Run(as_it_is, False, obstacle)
+    return Run(as_it_is, False, obstacle, starts_ranks=starts is not None)
 
 
 def _in_each_rank(command: str | list[str], parsed: _Parsed, python: str) -> Run:
