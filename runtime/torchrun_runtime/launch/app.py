@@ -137,18 +137,15 @@ def launch(
     def fence_older() -> None:
         fencing.extend(_take_over(settings, failed_state, []))
 
-    replace_seconds = settings.limits.replace_seconds
-    predecessors = podinfo.count_predecessors(settings.start_file) if replace_seconds else 0
-    gang = settings.gang._replace(predecessors=predecessors)
-    waits = settings.resolve_wait, replace_seconds
+    gang = settings.gang
     with _copied_log(settings):
         if gang.is_leader:
             rounds = lead(gang, settings.limits, pass_own_gate, reload.announce)
-        elif gang.predecessors or is_open(settings.start_file, settings.attempt):
+        elif is_open(settings.start_file, settings.attempt):
             pass_own_gate()
-            rounds = follow(gang, lambda: None, *waits)
+            rounds = follow(gang, lambda: None, settings.resolve_wait)
         else:
-            rounds = follow(gang, fence_older, *waits)
+            rounds = follow(gang, fence_older, settings.resolve_wait)
         try:
             return _run_rounds(settings, environment, argv, fencing, rounds, reload)
         finally:
@@ -168,7 +165,6 @@ def _take_over(settings: Settings, failed_state: str, unfenced: list[Worker]) ->
         unfenced,
         lambda request: _end_now(log, request),
         failed_state=failed_state,
-        predecessors=podinfo.count_predecessors(settings.start_file),
     )
     return [watchdog] if watchdog else []
 

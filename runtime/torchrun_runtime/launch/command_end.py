@@ -30,8 +30,6 @@ def cause_of_end(command_exit: CommandExit, reports: str, out_of_memory: bool) -
 
 def describe_stop(stop: StopRound) -> str:
     """Why the leader has ended a round."""
-    if stop.lost:
-        return "a pod of another node is gone"
     return "a rank on another node has failed" if stop.failed else "there is newer code"
 
 

@@ -88,20 +88,17 @@ def take_over(
     wait: float = WAIT_SECONDS,
     *,
     failed_state: str = "",
-    predecessors: int = 0,
 ) -> FencingWatchdog | None:
     """Write the epoch of this gang, and wait until the ranks of `unfenced` are dead.
 
-    state: the state directory, "" for none. failed_state: the one that cannot be used.
-    predecessors: how many pods this one follows in its Job. end: ends the process; the watchdog
-    calls it. Returns None, with a line in the log, if there is nothing to watch. Raises
-    LaunchError: Fenced if a newer gang exists, the storage fails or does not respond, or the
-    registration of an earlier pod would count for this one; FenceUnproven if one of `unfenced`
-    never registered as a watcher.
+    state: the state directory, "" for none. failed_state: the one that cannot be used. end: ends
+    the process; the watchdog calls it. Returns None, with a line in the log, if there is nothing to
+    watch. Raises LaunchError: Fenced if a newer gang exists, the storage fails or does not respond,
+    or the registration of an earlier pod would count for this one; FenceUnproven if one of
+    `unfenced` never registered as a watcher.
     """
-    is_replacement = predecessors > 0
     if failed_state:
-        _check_needs_no_fence(failed_state, gang, index, unfenced, is_replacement)
+        _check_needs_no_fence(failed_state, gang, index, unfenced)
         return None
     if not state:
         if unfenced:
@@ -112,7 +109,7 @@ def take_over(
     except SupersededError as error:
         raise LaunchError("Fenced", f"{error} This attempt does not start.") from error
     except OSError as error:
-        _check_needs_no_fence(state, gang, index, unfenced, is_replacement, f": {error}")
+        _check_needs_no_fence(state, gang, index, unfenced, f": {error}")
         say(f"running without the fence, because the state directory {state} failed: {error}")
         return None
     watchdog = FencingWatchdog(state, gang, end)
@@ -264,7 +261,6 @@ def _check_needs_no_fence(
     gang: GangId,
     index: str,
     unfenced: list[Worker],
-    is_replacement: bool,
     why: str = "",
 ) -> None:
     """Raise LaunchError if this pod must not start without the state directory, which failed.
@@ -274,11 +270,10 @@ def _check_needs_no_fence(
     if unfenced:
         message = f"Cannot fence older workers, because the state directory {state} failed{why}."
         raise LaunchError("Fenced", message)
-    try:
-        may_be_registered = within(_ANSWER_SECONDS, lambda: _is_registered(state, gang, index))
-    except OSError:
-        may_be_registered = is_replacement
-    if not may_be_registered:
+    is_registered = False
+    with suppress(OSError):
+        is_registered = within(_ANSWER_SECONDS, lambda: _is_registered(state, gang, index))
+    if not is_registered:
         return
     raise LaunchError(
         "Fenced",

@@ -7,7 +7,7 @@ from .errors import LaunchError
 from .fencing import Worker
 from .gang.leader import Predecessor
 from .output import say, wait_until
-from .podinfo import annotation, count_predecessors
+from .podinfo import annotation
 
 # The job's status shows why the gate is closed. The controller opens it or deletes the pod, so a
 # timeout would only turn a wait into a failure.
@@ -25,10 +25,7 @@ def pass_gate(start_file: str, attempt: str) -> list[Worker]:
     if not start_file:
         return []
     if not _may_start(start_file, attempt):
-        older = "all pods of the previous attempt have"
-        if count_predecessors(start_file):
-            older = "the pod before this one has"
-        say(f"waiting at the start gate until {older} stopped")
+        say("waiting at the start gate until all pods of the previous attempt have stopped")
         wait_until(
             lambda: _may_start(start_file, attempt),
             _FOR_EVER,
@@ -57,13 +54,8 @@ def read_predecessor(start_file: str) -> Predecessor:
 
 
 def _may_start(start_file: str, attempt: str) -> bool:
-    """Whether the annotation permits the start. All pods of a Job may have that of its first pods.
-
-    A pod that replaces another one needs the number of the pods before it, too, as in "2/1".
-    """
-    predecessors = count_predecessors(start_file)
-    expected = f"{attempt}/{predecessors}" if predecessors else attempt
-    return bool(attempt) and annotation(start_file, START_ANNOTATION) == expected
+    """Whether the annotation permits the start."""
+    return bool(attempt) and annotation(start_file, START_ANNOTATION) == attempt
 
 
 def workers_in(order: str) -> list[Worker]:

@@ -5,13 +5,6 @@ The controller uses them to notify a running pod of changes.
 
 from __future__ import annotations
 
-# Annotations of the Job controller, on the pods of a Job with backoffLimitPerIndex
-# (kubernetes/pkg/controller/job/indexed_job_utils.go, addIndexFailureCountAnnotation).
-_FAILURE_COUNTS = (
-    "batch.kubernetes.io/job-index-failure-count",
-    "batch.kubernetes.io/job-index-ignored-failure-count",
-)
-
 
 def values(file: str) -> dict[str, str]:
     """The values of all annotations at one moment, by name; empty if the file cannot be read.
@@ -42,8 +35,3 @@ def number(file: str, name: str) -> int:
 def to_number(text: str) -> int:
     """The number in the value of an annotation; 0 if it is not a number."""
     return int(text) if text.isdigit() else 0
-
-
-def count_predecessors(file: str) -> int:
-    """How many pods of the same index this pod's Job had before it, and has replaced."""
-    return sum(number(file, name) for name in _FAILURE_COUNTS)

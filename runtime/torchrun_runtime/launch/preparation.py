@@ -59,7 +59,7 @@ class RoundPreparation:
         settings = self._settings
         if not self._has_names:
             wait_for_names(settings.hosts, settings.resolve_wait)
-            self._has_names = not settings.limits.replace_seconds  # a new pod has another address
+            self._has_names = True
         self._reload.update(start)
         enter_directory(settings)
 

@@ -8,13 +8,11 @@ The launcher of node 0 is the leader. The others, the members, connect to it and
     {"state": "failed", "round": 0, "cause": {}}   why: see launch.failure.Cause
     {"state": "leaving", "round": 0}               Kubernetes has asked the pod to end
 
-A state also has "restarts" and "streak" of the newest start, see `messages`, if there are any.
-
 The leader sends all members the same order:
 
     {"order": "open"}                              the gate is open: take part in the fence
     {"order": "start", "round": 0, "restarts": 0, "revision": 3, "served": ""}   run this code
-    {"order": "stop", "round": 0, "failed": true, "edit": false, "lost": false}   end the ranks
+    {"order": "stop", "round": 0, "failed": true, "edit": false}   end the ranks
     {"order": "exit"}                              end with your own result, once the command ends
 
 Both sides repeat their latest message after a new connection, so a lost, late or repeated message
@@ -22,14 +20,8 @@ does no harm. A round starts once the ranks of the round before are dead on ever
 takes part in the rounds like a member, without a connection. A node that still copies the code of a
 round counts as running, and is ready for the next one as soon as the leader stops the round.
 
-If the controller permits it, the gang waits for a pod that replaces a lost one. A new pod of a
-member gives up the round that the others stop, and all start the next one. A new pod of node 0 is a
-new leader: the members report their state to it once they follow no order of the one before, it
-stops the ranks that run, and goes on with the round after theirs and the restarts that they report.
-If not all members come and stop in time, it ends the gang. A new pod passes a gate of its own
-first: the ranks of the pod before it are dead.
-
-After a success, the leader stays for some seconds, for members that connect again.
+A pod that is lost ends the gang. Kueue may end the pods of a Job before they have started, and
+create others later: the leader then takes the latest launcher of each node.
 
 `leader` decides and is pure, `policy` decides on restarts, `identity` on which launcher speaks for
 a node, `messages` has the messages, `clock` compares clocks, `server` and `connection` move them.

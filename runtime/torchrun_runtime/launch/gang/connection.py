@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 
 from ..errors import LaunchError
 from ..state import start_thread
-from .identity import LauncherId, check_leader, read_launcher
+from .identity import check_leader
 from .leader import Restarts
 from .messages import (
     LONGEST_LINE,
@@ -35,19 +35,12 @@ _REACH_SECONDS = 300.0
 class Inbox(Protocol):
     """Where the orders of the leader go."""
 
-    def put(self, order: GangOrder) -> None:
+    def put(self, order: GangOrder | None) -> None:
         """Replace the order."""
-
-    def change_leader(self) -> int:
-        """Drop the order of the leader before; the number of the new leader. The first is 0."""
 
 
 class LeaderConnection:
-    """Reports the state of this member, and puts each order of the leader into the inbox.
-
-    predecessors: how many pods of this index were there before this one. A state that the node
-    reports while it may still follow an order of the leader before does not reach the next leader.
-    """
+    """Reports the state of this member, and puts each order of the leader into the inbox."""
 
     def __init__(
         self,
@@ -57,14 +50,12 @@ class LeaderConnection:
         key: str,
         inbox: Inbox,
         reach_wait: float = _REACH_SECONDS,
-        predecessors: int = 0,
     ) -> None:
         self._address = host, port
         self._index = index
         self._key = key
         self._inbox = inbox
         self._state = MemberState()
-        self._reported_to = self._leader_number = 0
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()  # of the state and the socket
         self._closed = threading.Event()
@@ -72,17 +63,14 @@ class LeaderConnection:
         self._error = ""
         self._reach_wait = reach_wait
         self._unreachable_since: float | None = None
-        self._launcher = LauncherId(secrets.token_hex(8), predecessors)
-        self._leader: LauncherId | None = None  # the last one that this node was connected to
+        self._instance = secrets.token_hex(8)
+        self._leader: str | None = None  # the last one that this node was connected to
         start_thread(self._run)
 
-    def report(self, state: MemberState, leader: int = 0) -> None:
-        """Send the state, now or with the next connection. leader: whose orders the node follows.
-
-        The number is that of the inbox.
-        """
+    def report(self, state: MemberState) -> None:
+        """Send the state, now or with the next connection."""
         with self._lock:
-            self._state, self._reported_to = state, leader
+            self._state = state
             self._send()
 
     def lost_seconds(self) -> float:
@@ -125,7 +113,7 @@ class LeaderConnection:
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self) -> None:
-        if self._socket is not None and self._reported_to == self._leader_number:
+        if self._socket is not None:
             with suppress(OSError):  # the reader notices the loss too
                 self._socket.sendall(encode_state(self._state))
 
@@ -160,7 +148,7 @@ class LeaderConnection:
             connection.settimeout(None)
             with self._lock:
                 if self._leader not in (None, leader):
-                    self._leader_number = self._inbox.change_leader()
+                    self._inbox.put(None)  # the order of the leader before
                 self._leader, self._socket = leader, connection
                 self._send()
             self._lost_at = None
@@ -171,19 +159,19 @@ class LeaderConnection:
                 with self._lock:
                     self._socket = None
 
-    def _greet(self, connection: socket.socket, lines: BinaryIO) -> LauncherId:
+    def _greet(self, connection: socket.socket, lines: BinaryIO) -> str:
         """Prove to be of this attempt, and check that the leader is. Raises OSError, ValueError."""
         keep_alive(connection)
         own = secrets.token_hex(16)
         nonces = (str(decode(lines.readline(LONGEST_LINE)).get("nonce")), own)
         claim = proof(self._key, "member", nonces, self._index)
         hello = {"index": self._index, "nonce": own, "proof": claim, "time": wall_time()}
-        connection.sendall(encode({**hello, **self._launcher._asdict()}))
+        connection.sendall(encode({**hello, "instance": self._instance}))
         answer = decode(lines.readline(LONGEST_LINE))
         expected = proof(self._key, "leader", nonces, self._index)
         if not is_proof(answer.get("proof"), expected):
             raise InvalidMessageError("it is not of this attempt")
-        leader = read_launcher(answer)
+        leader = str(answer.get("instance"))
         check_leader(self._state, self._leader, leader)
         return leader
 

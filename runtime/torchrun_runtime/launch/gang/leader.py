@@ -6,7 +6,6 @@ from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from ..failure import Cause, first_cause, is_peer_loss
 from .messages import (
-    DONE,
     LEAVING,
     NEVER,
     RUNNING,
@@ -18,7 +17,6 @@ from .messages import (
     RoundCode,
     StartRound,
     StopRound,
-    Streak,
 )
 
 # How long a member may be without a connection when the others wait for it.
@@ -63,12 +61,7 @@ NO_PREDECESSOR = Predecessor()
 
 
 class RestartDecider(Protocol):
-    """Decides whether a failed round is followed by another one.
-
-    streak: of the failures until now. Another leader continues it.
-    """
-
-    streak: Streak
+    """Decides whether a failed round is followed by another one."""
 
     @property
     def is_off(self) -> bool:
@@ -82,40 +75,21 @@ class GangLeader:
     """The state of the gang as its leader knows it, and the order that follows from it.
 
     `size`: the number of nodes. With `is_head` the gang has succeeded once node 0 has: the other
-    nodes serve its command, and the controller deletes them. `replace_seconds`: how long the others
-    wait for the replacement of a lost pod; 0: its loss ends the gang. Each method with `now`, in
-    seconds of a monotonic clock, may change `order`. The caller sends it to all members, and again
-    to a member that connects.
+    nodes serve its command, and the controller deletes them. Each method with `now`, in seconds of
+    a monotonic clock, may change `order`. The caller sends it to all members, and again to a member
+    that connects.
     """
 
-    def __init__(
-        self,
-        size: int,
-        policy: RestartDecider,
-        *,
-        is_head: bool = False,
-        replace_seconds: float = 0.0,
-    ) -> None:
+    def __init__(self, size: int, policy: RestartDecider, *, is_head: bool = False) -> None:
         self.order: GangOrder | None = None
-        self._restarts = 0  # of all leaders
-        self._failed_rounds: list[RestartedRound] = []  # of this leader
-        self._first_round = 0
+        self._failed_rounds: list[RestartedRound] = []
+        self._predecessor = NO_PREDECESSOR
         self._size = size
         self._policy = policy
         self._is_head = is_head
-        self._replaces_pods = bool(replace_seconds)
-        self._lost_seconds = max(LOST_SECONDS, replace_seconds)
         self._states: dict[int, MemberState] = {}
-        # Index to the time since when its node has no connection, leaves, or is a new pod without a
-        # state.
-        self._lost: dict[int, float] = {}
-        # Index to the time since when the launcher of its node can have the order to stop. Before
-        # there is one: since when it has a connection.
-        self._stop_sent_at: dict[int, float] = {}
-        self.has_succeeded = False  # the ranks of the last round, not only those of a head
-        self._has_replaced = False  # a pod, since the last start of a round
-        self._newest_round = NEVER  # of a member, also of one whose pod was replaced
-        self._is_open = self._has_started = False
+        self._lost: dict[int, float] = {}  # index to the time at which its connection was lost
+        self._is_open = False
         self._code = RoundCode()
         self._started_revision = 0
         self._started_at = self._stopped_at = 0.0
@@ -125,14 +99,13 @@ class GangLeader:
 
     @property
     def has_started(self) -> bool:
-        """Whether this leader has started a round, or ended the gang."""
-        return self._has_started or isinstance(self.order, EndGang)
+        """Whether the gang has started a round, or ends."""
+        return isinstance(self.order, (StartRound, StopRound, EndGang))
 
     def open_gate(self, now: float, predecessor: Predecessor = NO_PREDECESSOR) -> None:
         """Allow the first round: no rank of an older gang runs any more."""
         self._is_open = True
-        self._first_round = predecessor.first_round
-        self._restarts = max(self._restarts, predecessor.restarts)
+        self._predecessor = predecessor
         self._decide(now)
 
     def announce(self, code: RoundCode, edit_wait: float, now: float) -> None:
@@ -147,28 +120,8 @@ class GangLeader:
 
     def receive(self, index: int, state: MemberState, now: float) -> None:
         """Note the state of a member, which is connected."""
-        self._stop_sent_at.setdefault(index, now)
-        if state.state in (LEAVING, DONE):
-            self._lost.setdefault(index, now)
-        else:
-            self._lost.pop(index, None)
+        self._lost.pop(index, None)
         self._states[index] = state
-        if state.round > NEVER and not self._has_started:
-            # An earlier leader had the other nodes, too: they connect again, or are lost.
-            for missing in self.missing():
-                self._lost.setdefault(missing, now)
-        self._newest_round = max(self._newest_round, state.round)
-        if state.restarts > self._restarts:  # under an earlier leader
-            self._restarts = state.restarts
-            self._policy.streak = state.streak
-        self._decide(now)
-
-    def replace(self, index: int, now: float) -> None:
-        """Note that another launcher speaks for a node. The ranks of the one before are dead."""
-        self._states.pop(index, None)
-        self._stop_sent_at.pop(index, None)
-        self._lost[index] = now
-        self._has_replaced = True
         self._decide(now)
 
     def lose(self, index: int, now: float) -> None:
@@ -181,7 +134,8 @@ class GangLeader:
 
     def restarts(self) -> Restarts:
         """The failures that were followed by another round in the same pods."""
-        return Restarts(self._restarts, tuple(self._failed_rounds))
+        rounds = tuple(self._failed_rounds)
+        return Restarts(self._predecessor.restarts + len(rounds), rounds)
 
     def missing(self) -> list[int]:
         """The indexes of the members that have not reported yet, or are lost."""
@@ -193,68 +147,36 @@ class GangLeader:
             self.order = order
             if isinstance(order, StopRound) and not order.edit:
                 self._stopped_at = now
-                self._stop_sent_at = {node: now for node in self._states if node not in self._lost}
             if isinstance(order, StartRound):
                 self._started_revision, self._started_at = order.code.revision, now
                 self._edit_until = self._peer_lost_at = None
-                self._has_started, self._has_replaced = True, False
 
     def _next(self, now: float) -> GangOrder | None:
         if isinstance(self.order, EndGang):
             return self.order
-        if self._is_leaving() and not self._replaces_pods:
+        if any(state.state == LEAVING for state in self._states.values()):
             return EndGang()
-        if not self._has_started:
-            return self._before_start(now)
         if isinstance(self.order, StartRound):
             return self._while_running(self.order, now)
         if isinstance(self.order, StopRound):
             return self._while_stopping(self.order, now)
-        return self.order
-
-    def _before_start(self, now: float) -> GangOrder | None:
-        """The order before the first round of this leader: ranks of the one before it must end."""
-        if self._newest_round > NEVER and self._is_late(NEVER, now):
-            return EndGang()
-        if any(state.state == RUNNING for state in self._states.values()):
-            return StopRound(self._newest_round, lost=True)
-        if self._is_incomplete():
-            return EndGang()
         if not self._is_open:
-            return self.order
-        first_round = self._start(max(self._first_round, self._newest_round + 1))
+            return None
+        first_round = self._start(self._predecessor.first_round)
         return first_round if self._all_stopped(NEVER) else OpenGate()
-
-    def _is_leaving(self) -> bool:
-        return any(state.state in (LEAVING, DONE) for state in self._states.values())
-
-    def _is_incomplete(self) -> bool:
-        """Whether a node can have no further round, because its pod has succeeded and ends."""
-        return any(state.state == DONE for state in self._states.values())
 
     def _while_running(self, start: StartRound, now: float) -> GangOrder:
         states = self._of_round(start.round)
         if self._is_head and self._is_over(start.round, now):
             return EndGang()  # the workers fail because the head has ended
-        if any(state.state == DONE for state in states):
-            return EndGang()  # no round can follow, and the others may succeed in this one
-        if self._is_leaving() or len(self._states) < self._size:
-            return StopRound(start.round, lost=True)
         if self._code.revision > start.code.revision:
             return StopRound(start.round, failed=False)
         causes = [state.cause for state in states if state.cause is not None]
-        if causes and self._ends_at_once(causes):
+        if causes and self._policy.is_off and not self._edit_wait:
             return EndGang()  # the pod that failed ends at once, and the controller ends the others
         if causes:
             return StopRound(start.round) if self._is_cause_known(causes, now) else start
-        if self._is_over(start.round, now):
-            self.has_succeeded = True
-            return EndGang()
-        return start
-
-    def _ends_at_once(self, causes: Sequence[Cause]) -> bool:
-        may_be_lost_pod = self._replaces_pods and all(is_peer_loss(cause) for cause in causes)
-        return self._policy.is_off and not self._edit_wait and not may_be_lost_pod
+        return EndGang() if self._is_over(start.round, now) else start
 
     def _is_over(self, number: int, now: float) -> bool:
         """Whether all nodes have succeeded, or have started and are gone without a connection.
@@ -272,7 +194,7 @@ class GangLeader:
         gone = {
             node
             for node, since in self._lost.items()
-            if now - since > self._lost_seconds and self._states[node].round >= number
+            if now - since > LOST_SECONDS and self._states[node].round >= number
         }
         return bool(succeeded) and succeeded | gone == set(range(self._size))
 
@@ -284,8 +206,6 @@ class GangLeader:
         return now - self._peer_lost_at >= PEER_SECONDS
 
     def _while_stopping(self, stop: StopRound, now: float) -> GangOrder:
-        if self._is_incomplete() and not self._stopping(stop.round):
-            return EndGang()
         if not self._all_stopped(stop.round):
             return EndGang() if self._is_late(stop.round, now) else stop
         causes = {
@@ -297,22 +217,13 @@ class GangLeader:
 
     def _is_late(self, number: int, now: float) -> bool:
         """Whether a node is lost for too long, or has not given up this round in time."""
-        if any(now - since > self._lost_seconds for since in self._lost.values()):
+        if any(now - since > LOST_SECONDS for since in self._lost.values()):
             return True
-        return any(now - self._stop_sent_at[node] > STOP_SECONDS for node in self._stopping(number))
-
-    def _stopping(self, number: int) -> list[int]:
-        """The nodes with a connection that have not given up this round."""
-        return [
-            node
-            for node, state in self._states.items()
-            if node not in self._lost and (state.round < number or state.state == RUNNING)
-        ]
+        stopped = [state for state in self._of_round(number) if state.state != RUNNING]
+        return len(stopped) < self._size and now - self._stopped_at > STOP_SECONDS
 
     def _after(self, stop: StopRound, causes: Mapping[int, Cause], now: float) -> GangOrder:
-        # The loss of a pod is the cause of what the others report. The controller counts it.
-        is_lost_pod = self._has_replaced and not stop.edit
-        if not causes or is_lost_pod or self._code.revision > self._started_revision:
+        if not causes or self._code.revision > self._started_revision:
             return self._start(stop.round + 1)
         node, cause = first_cause(causes)
         if self._edit_wait:
@@ -321,14 +232,13 @@ class GangLeader:
             return stop._replace(edit=True) if now < self._edit_until else EndGang()
         step = max((s.step for s in self._states.values() if s.step is not None), default=None)
         seconds = self._stopped_at - self._started_at
-        if not self._policy.allows(cause, step, seconds, self._restarts):
+        if not self._policy.allows(cause, step, seconds, self.restarts().total):
             return EndGang()
-        self._restarts += 1
         self._failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
         return self._start(stop.round + 1)
 
     def _start(self, number: int) -> StartRound:
-        return StartRound(number, self._code, self._restarts, self._policy.streak)
+        return StartRound(number, self._code, self.restarts().total)
 
     def _all_stopped(self, number: int) -> bool:
         """Whether every member is connected, and no rank of this round or before runs."""

@@ -13,37 +13,21 @@ NEVER = -1  # the round of a member that has not started yet
 LONGEST_LINE = 1 << 16  # bytes
 
 READY, RUNNING, SUCCEEDED, FAILED = "ready", "running", "succeeded", "failed"
-# Kubernetes ends the pod. Done: after its command has succeeded, so the pod is not replaced.
-LEAVING, DONE = "leaving", "done"
-_STATES = (READY, RUNNING, SUCCEEDED, FAILED, LEAVING, DONE)
-
-
-class Streak(NamedTuple):
-    """The failures of one kind in a row that the ranks were restarted after.
-
-    step: the newest one of all rounds that failed, -1 for none.
-    """
-
-    reason: str = ""
-    exit_code: int = 0
-    failures: int = 0
-    step: int = -1
+LEAVING = "leaving"  # Kubernetes ends the pod
+_STATES = (READY, RUNNING, SUCCEEDED, FAILED, LEAVING)
 
 
 class MemberState(NamedTuple):
     """The state of one member.
 
     round: the newest that it started or will not start any more. cause: of a failed round. step:
-    the newest one that rank 0 reported, if it ran on this node. restarts, streak: those of the
-    newest start, for the next leader.
+    the newest one that rank 0 reported, if it ran on this node.
     """
 
     state: str = READY
     round: int = NEVER
     cause: Cause | None = None
     step: int | None = None
-    restarts: int = 0
-    streak: Streak = Streak()
 
 
 class RoundCode(NamedTuple):
@@ -63,28 +47,23 @@ class OpenGate(NamedTuple):
 
 
 class StartRound(NamedTuple):
-    """Start the ranks of a round.
-
-    restarts: how many of the gang's rounds failed before it. streak: the last of these failures.
-    """
+    """Start the ranks of a round. restarts: how many of the gang's rounds failed before it."""
 
     round: int
     code: RoundCode = RoundCode()
     restarts: int = 0
-    streak: Streak = Streak()
 
 
 class StopRound(NamedTuple):
     """End the ranks of a round and of all rounds before it, and do not start them.
 
-    failed: because a rank has failed or a pod is gone, otherwise for newer code. edit: the failed
-    round waits for the next edit, in development mode. lost: because a pod is gone.
+    failed: because a rank has failed, otherwise for newer code. edit: the failed round waits for
+    the next edit, in development mode.
     """
 
     round: int
     failed: bool = True
     edit: bool = False
-    lost: bool = False
 
 
 class EndGang(NamedTuple):
@@ -107,7 +86,7 @@ def encode_state(state: MemberState) -> bytes:
         body["cause"] = state.cause._asdict()
     if state.step is not None:
         body["step"] = state.step
-    return encode({**body, **_encode_restarts(state.restarts, state.streak)})
+    return encode(body)
 
 
 def decode_state(line: bytes) -> MemberState:
@@ -119,11 +98,7 @@ def decode_state(line: bytes) -> MemberState:
         cause = _decode_cause(body["cause"]) if body["state"] == FAILED else None
         step = body.get("step")
         return MemberState(
-            body["state"],
-            int(body["round"]),
-            cause,
-            None if step is None else int(step),
-            *_decode_restarts(body),
+            body["state"], int(body["round"]), cause, None if step is None else int(step)
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
@@ -139,23 +114,10 @@ def _decode_cause(body: dict[str, Any]) -> Cause:
     return cause
 
 
-def _encode_restarts(restarts: int, streak: Streak) -> dict[str, object]:
-    return {"restarts": restarts, "streak": list(streak)} if restarts else {}
-
-
-def _decode_restarts(body: dict[str, Any]) -> tuple[int, Streak]:
-    """The restarts in a message; an older launcher sends no streak, and none in a state."""
-    reason, exit_code, failures, step = body.get("streak", Streak())
-    if not isinstance(reason, str):
-        raise TypeError("a text is expected")
-    return int(body.get("restarts", 0)), Streak(reason, int(exit_code), int(failures), int(step))
-
-
 def encode_order(order: GangOrder) -> bytes:
     """The line of an order."""
     if isinstance(order, StartRound):
-        body: dict[str, object] = {"order": "start", "round": order.round, "restarts": 0}
-        body.update(_encode_restarts(order.restarts, order.streak))
+        body = {"order": "start", "round": order.round, "restarts": order.restarts}
         return encode({**body, **order.code._asdict()})
     if isinstance(order, StopRound):
         return encode({"order": "stop", **order._asdict()})
@@ -169,10 +131,10 @@ def decode_order(line: bytes) -> GangOrder:
         name = body["order"]
         if name == "start":
             code = RoundCode(int(body["revision"]), str(body["served"]))
-            return StartRound(int(body["round"]), code, *_decode_restarts(body))
+            return StartRound(int(body["round"]), code, int(body["restarts"]))
         if name == "stop":
-            failed, edit, lost = (bool(body.get(name)) for name in ("failed", "edit", "lost"))
-            return StopRound(int(body["round"]), failed, edit, lost)
+            failed, edit = (bool(body.get(name)) for name in ("failed", "edit"))
+            return StopRound(int(body["round"]), failed, edit)
         if name == "exit":
             return EndGang()
         if name == "open":

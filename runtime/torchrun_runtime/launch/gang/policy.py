@@ -13,7 +13,6 @@ from typing import NamedTuple
 from ..contract import IN_PLACE_RESTARTS
 from ..errors import LaunchError
 from ..failure import Cause
-from .messages import Streak
 
 # Failures of the training itself. After any other one, such as dead storage, the pod must go.
 _IN_PLACE = frozenset({"Exception", "ExitCode", "Signaled", "Hung"})
@@ -23,16 +22,11 @@ _LASTED_SECONDS = 600.0  # a round without steps that ran for so long has made p
 
 
 class RestartLimits(NamedTuple):
-    """What the controller permits: restarts, and the exit codes and signals that rules name.
-
-    replace_seconds: how long the gang waits for the replacement of a lost pod; 0: not at all, as in
-    a gang with a head.
-    """
+    """What the controller permits: restarts, and the exit codes and signals that rules name."""
 
     restarts: int = 0
     exit_codes: frozenset[int] = frozenset()
     signals: frozenset[int] = frozenset()
-    replace_seconds: float = 0.0
 
 
 def read_limits(text: str) -> RestartLimits:
@@ -42,10 +36,7 @@ def read_limits(text: str) -> RestartLimits:
     try:
         body = json.loads(text)
         return RestartLimits(
-            int(body["restarts"]),
-            frozenset(body["exitCodes"]),
-            frozenset(body["signals"]),
-            float(body.get("replaceSeconds", 0)),
+            int(body["restarts"]), frozenset(body["exitCodes"]), frozenset(body["signals"])
         )
     except (ValueError, KeyError, TypeError) as error:
         raise LaunchError(
@@ -55,12 +46,24 @@ def read_limits(text: str) -> RestartLimits:
         ) from error
 
 
+class _Streak(NamedTuple):
+    """The failures of one kind in a row that the ranks were restarted after.
+
+    step: the newest one of all rounds that failed, -1 for none.
+    """
+
+    reason: str = ""
+    exit_code: int = 0
+    failures: int = 0
+    step: int = -1
+
+
 class RestartPolicy:
     """Allows restarts within the limits."""
 
     def __init__(self, limits: RestartLimits) -> None:
         self._limits = limits
-        self.streak = Streak()  # of the failures until now
+        self._streak = _Streak()  # of the failures until now
 
     @property
     def is_off(self) -> bool:
@@ -73,7 +76,7 @@ class RestartPolicy:
         step: the newest step of the failed round, None without reports. restarts: before this one.
         """
         self._count(cause, step, ran_seconds)
-        if cause.reason not in _IN_PLACE or self.streak.failures >= _SAME_KIND:
+        if cause.reason not in _IN_PLACE or self._streak.failures >= _SAME_KIND:
             return False
         # As the controller does: a shell reports the signal of its program by its exit code.
         signal = cause.signal or (cause.exit_code - 128 if 128 < cause.exit_code < 192 else None)
@@ -82,9 +85,9 @@ class RestartPolicy:
         return restarts < self._limits.restarts
 
     def _count(self, cause: Cause, step: int | None, ran_seconds: float) -> None:
-        before = self.streak
+        before = self._streak
         kind = (cause.reason, cause.exit_code)
         has_progress = ran_seconds >= _LASTED_SECONDS if step is None else step > before.step
         is_other = has_progress or kind != (before.reason, before.exit_code)
         newest = before.step if step is None else max(before.step, step)
-        self.streak = Streak(*kind, 1 if is_other else before.failures + 1, newest)
+        self._streak = _Streak(*kind, 1 if is_other else before.failures + 1, newest)

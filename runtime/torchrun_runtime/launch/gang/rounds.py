@@ -45,7 +45,7 @@ class GangNode(NamedTuple):
     """This node of the gang, by its node rank.
 
     host, port: of the leader; port 0: each node is its own leader. is_head: node 0 is the head of
-    the job. predecessors: how many pods of this node the Job had before this one.
+    the job.
     """
 
     rank: int
@@ -54,7 +54,6 @@ class GangNode(NamedTuple):
     port: int
     key: str
     is_head: bool = False
-    predecessors: int = 0
 
     @property
     def is_leader(self) -> bool:
@@ -65,8 +64,8 @@ class GangNode(NamedTuple):
 class GangLink(Protocol):
     """The way to the leader."""
 
-    def report(self, state: MemberState, leader: int) -> None:
-        """Report the state of this node. leader: the number of the one whose orders it follows."""
+    def report(self, state: MemberState) -> None:
+        """Report the state of this node."""
 
     def lost_seconds(self) -> float:
         """For how long there has been no connection; 0 with one."""
@@ -89,27 +88,12 @@ class OrderInbox:
 
     def __init__(self) -> None:
         self.order: GangOrder | None = None
-        self._leader = 0
         self._changed = threading.Condition()
 
-    def put(self, order: GangOrder) -> None:
+    def put(self, order: GangOrder | None) -> None:
         """Replace the order, and wake the main thread."""
-        self._replace(order, 0)
-
-    def change_leader(self) -> int:
-        """Drop the order of the leader before; the number of the new leader. The first is 0."""
-        self._replace(None, 1)
-        return self._leader
-
-    def take(self) -> tuple[GangOrder | None, int]:
-        """The newest order of the present leader, and the number of that leader."""
-        with self._changed:
-            return self.order, self._leader
-
-    def _replace(self, order: GangOrder | None, new_leaders: int) -> None:
         with self._changed:
             self.order = order
-            self._leader += new_leaders
             self._changed.notify_all()
         # `supervise` waits for signals, and looks at the order after each.
         os.kill(os.getpid(), signal.SIGCHLD)
@@ -126,20 +110,13 @@ class OwnLink:
 
     def __init__(self, node: GangNode, limits: RestartLimits, inbox: OrderInbox) -> None:
         size = node.size if node.port else 1
-        self._leader = GangLeader(
-            size,
-            RestartPolicy(limits),
-            is_head=node.is_head,
-            replace_seconds=limits.replace_seconds,
-        )
+        self._leader = GangLeader(size, RestartPolicy(limits), is_head=node.is_head)
         self._inbox = inbox
         self._server: GangServer | None = None
         if node.port and node.size > 1:
             from .server import GangServer  # asyncio takes 60 ms to import
 
-            self._server = GangServer(
-                node.port, node.size, node.key, self._leader, inbox.put, node.predecessors
-            )
+            self._server = GangServer(node.port, node.size, node.key, self._leader, inbox.put)
 
     def call(self, function: Callable[[GangLeader, float], None]) -> None:
         """Run a function with the leader and the present time."""
@@ -151,7 +128,7 @@ class OwnLink:
         if order is not None and order != self._inbox.order:
             self._inbox.put(order)
 
-    def report(self, state: MemberState, leader: int) -> None:
+    def report(self, state: MemberState) -> None:
         """Report the state of this node."""
         self.call(lambda leader, now: leader.receive(0, state, now))
 
@@ -198,8 +175,7 @@ class Rounds:
     """Reports what this node does and follows the orders of the leader.
 
     `look` is called often while this node waits, and before each check for a stop. `pass_gate` is
-    called once, when the gate of the leader is open. `leaderless_seconds`: how long a node without
-    ranks waits for a leader, once it has started. `replaces_leader`: see GangMember.
+    called once, when the gate of the leader is open.
     """
 
     def __init__(
@@ -208,17 +184,12 @@ class Rounds:
         inbox: OrderInbox,
         look: Callable[[], None],
         pass_gate: Callable[[], None] | None = None,
-        leaderless_seconds: float = _LEADERLESS_SECONDS,
-        *,
-        replaces_leader: bool = False,
     ) -> None:
         self._pass_gate = pass_gate
-        self._leaderless_seconds = leaderless_seconds
-        self._leader = 0  # the number of the leader that knows the state of this node
         self._link = link
         self._inbox = inbox
         self._look = look
-        self._member = GangMember(replaces_leader=replaces_leader)
+        self._member = GangMember()
         self._reported: MemberState | None = None
         self._report()
 
@@ -231,7 +202,7 @@ class Rounds:
         wait = _WaitLine()
         while True:
             self._look()
-            order = self._take_order()
+            order = self._inbox.order
             if self._pass_gate and order is not None and not isinstance(order, EndGang):
                 pass_gate, self._pass_gate = self._pass_gate, None
                 pass_gate()
@@ -256,7 +227,7 @@ class Rounds:
     def stop_order(self) -> StopRound | None:
         """The order to end the ranks of the present round, if there is one."""
         self._look()
-        return self._member.stop(self._take_order())
+        return self._member.stop(self._inbox.order)
 
     def end(self, cause: Cause | None, step: int | None, *, stopped: bool) -> None:
         """Report the end of the command of this round. stopped: by an order."""
@@ -279,22 +250,14 @@ class Rounds:
             return ""
         return _FAILED_EDIT if self._member.state.state == FAILED else _OTHER_EDIT
 
-    def _take_order(self) -> GangOrder | None:
-        """The newest order. A new leader hears of this node once it follows no older order."""
-        order, leader = self._inbox.take()
-        if leader != self._leader:
-            self._leader, self._reported = leader, None
-            self._report()
-        return order
-
     def _report(self) -> None:
         if self._member.state != self._reported:
             self._reported = self._member.state
-            self._link.report(self._reported, self._leader)
+            self._link.report(self._reported)
 
     def _is_leaderless(self) -> bool:
         has_started = self._member.state.round > NEVER
-        if not has_started or self._link.lost_seconds() <= self._leaderless_seconds:
+        if not has_started or self._link.lost_seconds() <= _LEADERLESS_SECONDS:
             return False
         say("the first node of the gang is gone: this node ends")
         return True
@@ -348,7 +311,7 @@ def lead(
         look(own)
         own.tick()
 
-    return Rounds(own, inbox, look_and_tick, replaces_leader=node.predecessors > 0)
+    return Rounds(own, inbox, look_and_tick)
 
 
 def _make_link(
@@ -367,17 +330,11 @@ def _make_link(
         time.sleep(_POLL)
 
 
-def follow(
-    node: GangNode, pass_gate: Callable[[], None], reach_wait: float, replace_seconds: float
-) -> Rounds:
+def follow(node: GangNode, pass_gate: Callable[[], None], reach_wait: float) -> Rounds:
     """Follow the leader of the gang. pass_gate: called once its gate is open, in `await_start`.
 
-    reach_wait: seconds for which the network may not reach the pod of the leader. replace_seconds:
-    how long this node waits for a new pod of the leader.
+    reach_wait: seconds for which the network may not reach the pod of the leader.
     """
     inbox = OrderInbox()
-    connection = LeaderConnection(
-        node.host, node.port, node.rank, node.key, inbox, reach_wait, node.predecessors
-    )
-    wait = max(_LEADERLESS_SECONDS, replace_seconds)
-    return Rounds(connection, inbox, lambda: None, pass_gate, wait)
+    connection = LeaderConnection(node.host, node.port, node.rank, node.key, inbox, reach_wait)
+    return Rounds(connection, inbox, lambda: None, pass_gate)

@@ -13,17 +13,14 @@ from typing import Callable
 from ..errors import LaunchError
 from ..output import say
 from ..state import start_thread
-from ..supervise import is_stopping
 from .clock import skew_of, with_time_of_leader
 from .connection import keep_alive
-from .identity import KnownLaunchers, LauncherId, read_launcher
+from .identity import KnownLaunchers
 from .leader import GangLeader
 from .messages import (
     LONGEST_LINE,
-    EndGang,
     GangOrder,
     InvalidMessageError,
-    StopRound,
     decode,
     decode_state,
     encode,
@@ -35,10 +32,6 @@ from .messages import (
 _TICK_SECONDS = 0.5
 _HANDSHAKE_SECONDS = 10.0
 _CLOSE_SECONDS = 0.5  # for the last order to arrive; a node without it ends a little later
-# For the nodes of a gang that has succeeded to connect again and get the last order. They wait for
-# a new pod of this node otherwise.
-_LINGER_SECONDS = 15.0
-_JOIN_SECONDS = 0.1  # between two looks for a signal
 _SPARE_DESCRIPTORS = 256
 _BACKLOG = 4096
 
@@ -47,8 +40,7 @@ class GangServer:
     """Connects a GangLeader with the members of its gang.
 
     `leader` is only used in the thread of the server; `call` runs a function there. `ordered` is
-    called there with each new order. `predecessors`: how many pods of node 0 were there before this
-    one. Raises LaunchError (ChannelFailed) if the port is taken.
+    called there with each new order. Raises LaunchError (ChannelFailed) if the port is taken.
     """
 
     def __init__(
@@ -58,7 +50,6 @@ class GangServer:
         key: str,
         leader: GangLeader,
         ordered: Callable[[GangOrder], None],
-        predecessors: int = 0,
     ) -> None:
         self.leader = leader
         self._size = size
@@ -68,9 +59,8 @@ class GangServer:
         self._writers: dict[int, asyncio.StreamWriter] = {}
         listener = _listen(port)
         self._loop = asyncio.new_event_loop()
-        self._launcher = LauncherId(secrets.token_hex(8), predecessors)
+        self._instance = secrets.token_hex(8)
         self._members = KnownLaunchers()
-        self._ended_members: set[int] = set()  # that have closed after the last order
         self._ended: asyncio.Future[None] = self._loop.create_future()
         _raise_descriptor_limit(size + _SPARE_DESCRIPTORS)
         self._thread = start_thread(lambda: self._serve_until_end(listener))
@@ -85,15 +75,9 @@ class GangServer:
         self._loop.call_soon_threadsafe(run)
 
     def close(self) -> None:
-        """End once the members have closed, which have the last order; within _CLOSE_SECONDS.
-
-        If the gang has succeeded, within _LINGER_SECONDS, or until a signal asks this pod to end.
-        """
+        """End once the members have closed, which have the last order; within _CLOSE_SECONDS."""
         self._loop.call_soon_threadsafe(self._end)
         self._thread.join(4 * _CLOSE_SECONDS)
-        until = time.monotonic() + _LINGER_SECONDS
-        while self._thread.is_alive() and time.monotonic() < until and not is_stopping():
-            self._thread.join(_JOIN_SECONDS)
 
     def _end(self) -> None:
         if not self._ended.done():
@@ -114,9 +98,8 @@ class GangServer:
             self.leader.tick(time.monotonic())
             self._send_new_order()
             await asyncio.wait([self._ended], timeout=_TICK_SECONDS)
-        seconds = _LINGER_SECONDS if self.leader.has_succeeded else _CLOSE_SECONDS
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._wait_for_ends(), seconds)
+            await asyncio.wait_for(self._wait_for_ends(), _CLOSE_SECONDS)
         server.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
@@ -124,9 +107,8 @@ class GangServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait_for_ends(self) -> None:
-        """Return once the members have closed; all of them, if the gang has succeeded."""
-        ends = self._size - 1 if self.leader.has_succeeded else 0
-        while self._writers or len(self._ended_members) < ends:
+        """Return once the members have closed."""
+        while self._writers:
             self._left.clear()
             await self._left.wait()
 
@@ -156,9 +138,6 @@ class GangServer:
                 self.leader.receive(index, received, time.monotonic())
                 self._send_new_order()
                 state = await reader.readline()
-            is_current = self._writers.get(index) is writer
-            if is_current and not state and isinstance(self.leader.order, EndGang):
-                self._ended_members.add(index)
         except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
             if index >= 0:
                 say(f"lost the connection to node {index}: {error}")
@@ -169,31 +148,19 @@ class GangServer:
                 self._left.set()
             writer.close()
 
-    def _join(self, index: int, launcher: LauncherId, writer: asyncio.StreamWriter) -> None:
+    def _join(self, index: int, launcher: str, writer: asyncio.StreamWriter) -> None:
         """Let a launcher speak for its node. Raises InvalidMessageError if it may not."""
-        self._check(index, launcher)
+        self._members.check(index, launcher, has_started=self.leader.has_started)
+        self._members.join(index, launcher)
         if index in self._writers:
             self._writers[index].close()  # it would get no order any more
         self._writers[index] = writer  # what the launcher before has sent arrives no more
-        if self._members.join(index, launcher):
-            self.leader.replace(index, time.monotonic())
-            self._send_new_order()
         if self.leader.order is not None:
             writer.write(encode_order(self.leader.order))
 
-    def _check(self, index: int, launcher: LauncherId) -> None:
-        leader = self.leader
-        self._members.check(
-            index,
-            launcher,
-            has_started=leader.has_started,
-            is_stopping=isinstance(leader.order, StopRound),
-            is_connected=index in self._writers,
-        )
-
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[int, LauncherId, float]:
+    ) -> tuple[int, str, float]:
         """Check that the other side belongs to this attempt.
 
         Its index, its launcher, and by how much its clock differs from that of this node.
@@ -208,10 +175,10 @@ class GangServer:
             raise InvalidMessageError("not an index of this gang")
         if not is_proof(hello.get("proof"), proof(self._key, "member", nonces, index)):
             raise InvalidMessageError("not of this attempt")
-        launcher = read_launcher(hello)
-        self._check(index, launcher)
+        launcher = str(hello.get("instance"))
+        self._members.check(index, launcher, has_started=self.leader.has_started)
         claim = proof(self._key, "leader", nonces, index)
-        writer.write(encode({"proof": claim, **self._launcher._asdict()}))
+        writer.write(encode({"proof": claim, "instance": self._instance}))
         return index, launcher, skew
 
 

@@ -165,7 +165,7 @@ def test_a_full_disk_proves_no_fence(storage: Storage) -> None:
 def test_storage_that_fails_the_second_pod_of_a_worker_proves_no_fence(
     storage: Storage, harm: str
 ) -> None:
-    """The Job has replaced the pod, or was suspended and resumes. The first pod has registered."""
+    """The Job was suspended and resumes. The first pod has registered."""
     (storage.state / "watchers").mkdir()
     (storage.state / "watchers" / "uid.1.0").touch()
     storage.harm(harm)

@@ -1,7 +1,6 @@
 """The fence of a pod that has the attempt and the index of an earlier one.
 
-A Job that replaces a lost pod, or that resumes, creates such a pod. The next gang knows both by one
-registration.
+A Job that resumes creates such a pod. The next gang knows both by one registration.
 """
 
 import errno
@@ -35,7 +34,6 @@ def begin(
     *unfenced: Worker,
     index: str = "0",
     failed_state: str = "",
-    predecessors: int = 0,
 ) -> FencingWatchdog | None:
     return take_over(
         state,
@@ -45,7 +43,6 @@ def begin(
         lambda stop_request: None,
         wait=0.0,
         failed_state=failed_state,
-        predecessors=predecessors,
     )
 
 
@@ -99,16 +96,11 @@ def test_an_earlier_pod_of_another_attempt_does_not_matter(
     assert begin(state, NEW) is None
 
 
-@pytest.mark.parametrize(("predecessors", "starts"), [(0, True), (1, False)])
 @pytest.mark.parametrize("harm", ["failed", "hung"])
-def test_storage_that_shows_no_registrations_stops_a_pod_that_replaces_another_one(
-    state: str,
-    monkeypatch: pytest.MonkeyPatch,
-    harm: str,
-    predecessors: int,
-    starts: bool,
+def test_storage_that_shows_no_registrations_stops_no_pod(
+    state: str, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    """A first pod starts: on slow storage, all pods of a large gang would fail again and again."""
+    """On slow storage, all pods of a large gang would fail again and again."""
     release = threading.Event()
     if harm == "failed":
         Path(state, "watchers").touch()
@@ -116,27 +108,21 @@ def test_storage_that_shows_no_registrations_stops_a_pod_that_replaces_another_o
         monkeypatch.setattr(fencing, "_ANSWER_SECONDS", 0.1)
         monkeypatch.setattr(fencing, "_is_registered", lambda *_: release.wait())
     try:
-        if starts:
-            end: list[object] = []
-            assert take_over("", OLD, "0", [], end.append, failed_state=state) is None
-            return
-        with pytest.raises(LaunchError) as caught:
-            begin("", OLD, failed_state=state, predecessors=predecessors)
-        assert caught.value.reason == "Fenced"
+        assert begin("", OLD, failed_state=state) is None
     finally:
         release.set()
 
 
-def test_a_pod_that_replaces_an_unregistered_one_starts(
+def test_a_pod_that_cannot_register_leaves_nothing_behind(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_up(monkeypatch)
-    assert begin(state, OLD, predecessors=1) is None
+    assert begin(state, OLD) is None
     assert os.listdir(state) == []
 
 
 def test_without_a_state_directory_there_is_nothing_to_check() -> None:
-    assert begin("", OLD, predecessors=1) is None
+    assert begin("", OLD) is None
 
 
 def test_a_state_directory_that_cannot_be_used_proves_nothing_about_older_workers(

@@ -9,8 +9,7 @@ import pytest
 from torchrun_runtime.launch.errors import LaunchError
 from torchrun_runtime.launch.fencing import Worker
 from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, Predecessor
-from torchrun_runtime.launch.gate import is_open, pass_gate, read_predecessor, workers_in
-from torchrun_runtime.launch.podinfo import count_predecessors
+from torchrun_runtime.launch.gate import pass_gate, read_predecessor, workers_in
 from unit.runtime.launching import Launcher
 
 
@@ -69,30 +68,6 @@ def test_an_open_gate_is_noticed_before_a_kubelet_could_write_again(
     pass_gate(str(file), "2")
     assert len(pauses) == 3
     assert max(pauses) <= 0.1
-
-
-FAILURES = "batch.kubernetes.io/job-index-failure-count"
-IGNORED_FAILURES = "batch.kubernetes.io/job-index-ignored-failure-count"
-
-
-@pytest.mark.parametrize(
-    ("counts", "start", "opens"),
-    [
-        ({FAILURES: "0"}, "2", True),
-        ({FAILURES: "1"}, "2", False),
-        ({FAILURES: "1"}, "2/1", True),
-        ({FAILURES: "1"}, "1/1", False),
-        ({FAILURES: "2"}, "2/1", False),
-        ({FAILURES: "1", IGNORED_FAILURES: "2"}, "2/3", True),
-    ],
-)
-def test_a_pod_that_replaces_another_one_needs_a_permission_of_its_own(
-    tmp_path: Path, counts: dict[str, str], start: str, opens: bool
-) -> None:
-    file = tmp_path / "annotations"
-    annotations(file, **counts, **{"torchrun.ai/start": start})
-    assert count_predecessors(str(file)) == sum(map(int, counts.values()))
-    assert is_open(str(file), "2") is opens
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """The parts of a simulated gang: processes, the launchers in them, and their connections."""
 
-from torchrun_runtime.launch.gang.identity import KnownLaunchers, LauncherId
+from torchrun_runtime.launch.gang.identity import KnownLaunchers
 from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.member import GangMember
-from torchrun_runtime.launch.gang.messages import GangOrder, StopRound
+from torchrun_runtime.launch.gang.messages import GangOrder
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 
 MOST_RESTARTS = 4
@@ -19,58 +19,50 @@ class Process:
 class Node:
     """One pod of a node: its launcher, its connection, and its ranks.
 
-    number: how many pods of the node were there before. run: how often the Job was resumed before.
+    run: how often the Job was resumed before.
     """
 
-    def __init__(self, index: int, number: int, run: int, process: Process | None = None) -> None:
+    def __init__(self, index: int, run: int, process: Process | None = None) -> None:
         self.index = index
         self.run = run
-        self.id = LauncherId(f"{index}.{number} of run {run}", number)
+        self.id = f"{index} of run {run}"
         self.process = process or Process()
-        self.member = GangMember(replaces_leader=index == 0 and number > 0)
+        self.member = GangMember()
         self.connection: Connection | None = None
         self.lost_at = 0.0
-        self.leader: LauncherId | None = None  # the last one that it was connected to
+        self.leader: str | None = None  # the last one that it was connected to
         self.order: GangOrder | None = None
-        self.leader_number = self.reported_to = 0
         self.is_busy = False  # the main thread follows an order
         self.ranks = 0  # changes when ranks start or end
-        self.is_leaving = self.is_gone = self.has_ended = False
+        self.is_gone = self.has_ended = False
 
     @property
     def follows(self) -> bool:
         """Whether its launcher follows orders."""
-        return not (self.is_leaving or self.is_gone or self.has_ended)
+        return not (self.is_gone or self.has_ended)
 
 
 class Lead:
     """The leader in one pod of node 0, with its server. run: as of a node."""
 
-    def __init__(self, size: int, number: int, run: int, replace_seconds: float) -> None:
+    def __init__(self, size: int, run: int) -> None:
         self.run = run
-        self.id = LauncherId(f"0.{number} of run {run}", number)
+        self.id = f"0 of run {run}"
         self.process = Process()
-        policy = RestartPolicy(RestartLimits(MOST_RESTARTS))
-        self.leader = GangLeader(size, policy, replace_seconds=replace_seconds)
+        self.leader = GangLeader(size, RestartPolicy(RestartLimits(MOST_RESTARTS)))
         self.sent: GangOrder | None = None
         self.connections: dict[int, Connection] = {}  # of the nodes that have joined
-        self.ended_members: set[int] = set()  # that have closed after the last order
         self._launchers = KnownLaunchers()
 
     def check(self, node: Node) -> None:
         """Raise InvalidMessageError if the launcher may not join."""
         if node.index:
-            self._launchers.check(
-                node.index,
-                node.id,
-                has_started=self.leader.has_started,
-                is_stopping=isinstance(self.leader.order, StopRound),
-                is_connected=node.index in self.connections,
-            )
+            self._launchers.check(node.index, node.id, has_started=self.leader.has_started)
 
-    def join(self, node: Node) -> bool:
-        """Note the launcher of a node. Whether it takes the place of another one."""
-        return node.index > 0 and self._launchers.join(node.index, node.id)
+    def join(self, node: Node) -> None:
+        """Note the launcher of a node."""
+        if node.index:
+            self._launchers.join(node.index, node.id)
 
 
 class Connection:

@@ -8,7 +8,6 @@ from random import Random
 from torchrun_runtime.launch.gang.identity import check_leader
 from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.messages import (
-    EndGang,
     InvalidMessageError,
     decode_order,
     decode_state,
@@ -78,7 +77,7 @@ class SimulatedNetwork:
             self._later(self.random.uniform(0.5, 3), lambda: self._connect(node))
             return
         if node.leader not in (None, lead.id):
-            node.order, node.leader_number = None, node.leader_number + 1
+            node.order = None
             self._wake(node)
         node.leader = lead.id
         connection = node.connection = Connection(node, lead)
@@ -119,12 +118,10 @@ class SimulatedNetwork:
     def _notice_at_lead(self, connection: Connection) -> None:
         self._when_awake(connection.lead.process, lambda: self._lose(connection))
 
-    def _lose(self, connection: Connection, *, after_order: bool = False) -> None:
+    def _lose(self, connection: Connection) -> None:
         lead, index = connection.lead, connection.node.index
         if lead.connections.get(index) is connection:
             del lead.connections[index]
-            if index and after_order and isinstance(lead.leader.order, EndGang):
-                lead.ended_members.add(index)
             self._call(lead, lambda leader, now: leader.lose(index, now))
 
     def _close(self, node: Node) -> None:
@@ -136,7 +133,7 @@ class SimulatedNetwork:
             connection.is_broken = True
             self._later(self._delay(), lambda: self._notice_at_lead(connection))
         else:
-            self._deliver(connection, "state", lambda: self._lose(connection, after_order=True))
+            self._deliver(connection, "state", lambda: self._lose(connection))
 
     def _send_order(self, connection: Connection) -> None:
         order, node = connection.lead.leader.order, connection.node
@@ -146,7 +143,7 @@ class SimulatedNetwork:
 
     def _report(self, node: Node) -> None:
         connection = node.connection
-        if connection is not None and node.reported_to == node.leader_number:
+        if connection is not None:
             line = encode_state(node.member.state)
             self._deliver(connection, "state", lambda: self._take_state(connection, line))
 
@@ -185,8 +182,7 @@ class SimulatedNetwork:
         lead.connections[node.index] = connection
         if before is not None:
             self._break(before)
-        if lead.join(node):
-            self._call(lead, lambda leader, now: leader.replace(node.index, now))
+        lead.join(node)
         self._send_order(connection)
         return True
 

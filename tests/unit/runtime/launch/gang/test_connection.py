@@ -1,7 +1,6 @@
 """The connections between the leader and the members: who may join, and what each side hears."""
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,11 +12,9 @@ from torchrun_runtime.launch.gang import connection
 from torchrun_runtime.launch.gang.connection import LeaderConnection
 from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.messages import (
-    EndGang,
     GangOrder,
     MemberState,
     StartRound,
-    StopRound,
 )
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.rounds import OrderInbox
@@ -123,15 +120,11 @@ def test_a_second_launcher_of_a_node_joins_no_round_that_has_started() -> None:
 
 
 @contextmanager
-def member_of_a_gang_that_has_started(
-    inbox: OrderInbox, predecessors: int = 0
-) -> Iterator[tuple[LeaderConnection, int]]:
+def member_of_a_gang_that_has_started(inbox: OrderInbox) -> Iterator[tuple[LeaderConnection, int]]:
     """A member, and the port of its leader, which has ended."""
     with ExitStack() as stack:
         with server(2) as (leader, port):
-            member = LeaderConnection(
-                "127.0.0.1", port, 1, "uid 1", inbox, predecessors=predecessors
-            )
+            member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
             stack.callback(member.close)
             leader.call(lambda state, now: state.receive(0, MemberState(), now))
             leader.call(GangLeader.open_gate)
@@ -141,40 +134,22 @@ def member_of_a_gang_that_has_started(
 
 
 @contextmanager
-def another_server(
-    port: int, predecessors: int, size: int = 2
-) -> Iterator[tuple[GangServer, list[GangOrder]]]:
+def another_server(port: int) -> Iterator[tuple[GangServer, list[GangOrder]]]:
     """A leader after the first one, and its orders."""
     orders: list[GangOrder] = []
-    leader = GangLeader(size, RestartPolicy(RestartLimits()))
-    running = GangServer(port, size, "uid 1", leader, orders.append, predecessors)
+    leader = GangLeader(2, RestartPolicy(RestartLimits()))
+    running = GangServer(port, 2, "uid 1", leader, orders.append)
     try:
         yield running, orders
     finally:
         running.close()
 
 
-def test_a_state_under_the_leader_before_does_not_reach_a_new_one() -> None:
-    inbox = OrderInbox()
-    with (
-        member_of_a_gang_that_has_started(inbox) as (member, port),
-        another_server(port, 1) as (leader, orders),
-    ):
-        while inbox.take()[1] == 0:
-            inbox.wait(inbox.order, 0.05)
-        member.report(MemberState("running", 0), 0)
-        member.report(MemberState("ready", 0), 1)
-        leader.call(lambda state, now: state.receive(0, MemberState(), now))
-        leader.call(GangLeader.open_gate)
-        await_order(inbox, StartRound(1))
-        assert not any(isinstance(order, StopRound) for order in orders)
-
-
 def test_a_node_that_has_started_follows_no_other_leader() -> None:
     inbox = OrderInbox()
     with (
         member_of_a_gang_that_has_started(inbox) as (member, port),
-        another_server(port, 0) as (_, orders),
+        another_server(port) as (_, orders),
     ):
         while "not the launcher that started" not in member.describe_wait():
             inbox.wait(inbox.order, 0.05)
@@ -182,11 +157,11 @@ def test_a_node_that_has_started_follows_no_other_leader() -> None:
 
 
 def test_a_launcher_that_refuses_the_leader_does_not_keep_others_from_its_node() -> None:
-    """As a pod that a suspension of the Job deletes: the counts of the next pods start at 0."""
+    """As a pod that a suspension of the Job deletes."""
     inbox = OrderInbox()
     with (
-        member_of_a_gang_that_has_started(OrderInbox(), predecessors=1) as (old, port),
-        another_server(port, 0) as (leader, _),
+        member_of_a_gang_that_has_started(OrderInbox()) as (old, port),
+        another_server(port) as (leader, _),
         ExitStack() as stack,
     ):
         while "not the launcher that started" not in old.describe_wait():
@@ -200,21 +175,19 @@ def test_a_launcher_that_refuses_the_leader_does_not_keep_others_from_its_node()
             inbox.wait(inbox.order, 0.05)
 
 
-def test_a_launcher_that_never_met_a_leader_and_ends_late_keeps_no_other_from_its_node() -> None:
-    """As a pod that replaced another one, and that a suspension of the Job deletes."""
+def test_the_latest_launcher_of_a_node_takes_part_if_no_rank_has_started() -> None:
+    """A pod that a suspension of the Job deletes may never have met a leader, and end late."""
     inbox = OrderInbox()
     with server(2) as (leader, port), ExitStack() as stack:
-        old = LeaderConnection("127.0.0.1", port, 1, "uid 1", OrderInbox(), predecessors=1)
+        old = LeaderConnection("127.0.0.1", port, 1, "uid 1", OrderInbox())
         stack.callback(old.close)
         while leader.leader.missing() != [0]:
             inbox.wait(None, 0.05)
         new = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
         stack.callback(new.close)
-        while "not a message" not in new.describe_wait():
+        while new.lost_seconds() or not old.lost_seconds():
             inbox.wait(None, 0.05)
         old.close()
-        while new.lost_seconds():  # until the leader knows that the old one is gone
-            inbox.wait(None, 0.05)
         leader.call(lambda state, now: state.receive(0, MemberState(), now))
         leader.call(GangLeader.open_gate)
         await_order(inbox, StartRound(0))
@@ -224,61 +197,10 @@ def test_a_launcher_whose_place_another_one_takes_connects_again() -> None:
     inbox = OrderInbox()
     with server(2) as (leader, port), ExitStack() as stack:
         launchers = []
-        for count in (0, 1):
-            launchers.append(
-                LeaderConnection("127.0.0.1", port, 1, "uid 1", OrderInbox(), predecessors=count)
-            )
+        for _ in range(2):
+            launchers.append(LeaderConnection("127.0.0.1", port, 1, "uid 1", OrderInbox()))
             stack.callback(launchers[-1].close)
             while leader.leader.missing() != [0] or launchers[-1].lost_seconds():
                 inbox.wait(None, 0.05)
         while not launchers[0].lost_seconds():
             inbox.wait(None, 0.05)
-
-
-def test_a_leader_waits_for_a_node_that_does_not_know_of_the_success_of_the_gang(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "_RETRY_SECONDS", 2.0)
-    inbox = OrderInbox()
-    with ExitStack() as stack, server(2) as (leader, port):
-        member = LeaderConnection("127.0.0.1", port, 1, "uid 1", inbox)
-        stack.callback(member.close)
-        leader.call(lambda state, now: state.receive(0, MemberState(), now))
-        leader.call(GangLeader.open_gate)
-        await_order(inbox, StartRound(0))
-        member.report(MemberState("succeeded", 0))
-        lost, lose = threading.Event(), leader.leader.lose
-
-        def record_loss(index: int, now: float) -> None:
-            lose(index, now)
-            lost.set()
-
-        monkeypatch.setattr(leader.leader, "lose", record_loss)
-        assert member._socket
-        member._socket.shutdown(socket.SHUT_RDWR)
-        assert lost.wait(60)
-        leader.call(lambda state, now: state.receive(0, MemberState("succeeded", 0), now))
-
-        def end() -> None:
-            await_order(inbox, EndGang())
-            member.close()
-
-        ending = threading.Thread(target=end)
-        stack.callback(ending.join)
-        ending.start()
-    assert inbox.order == EndGang()
-
-
-def test_a_new_leader_stops_all_nodes_at_once() -> None:
-    """The second one joins after the first one has the order to stop."""
-    stop = StopRound(0, lost=True)
-    port = free_port()
-    with another_server(port, 1, size=3), ExitStack() as stack:
-        for index in (1, 2):
-            inbox = OrderInbox()
-            member = LeaderConnection("127.0.0.1", port, index, "uid 1", inbox)
-            stack.callback(member.close)
-            member.report(MemberState("running", 0))
-            while inbox.order != stop:
-                assert "not a message" not in member.describe_wait()
-                inbox.wait(inbox.order, 0.05)

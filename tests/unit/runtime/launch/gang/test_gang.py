@@ -272,94 +272,11 @@ def test_a_pod_that_kubernetes_ends_does_not_disturb_the_others(make_gang: GangF
     assert [(r.exit_code, r.out) for r in results] == [(0, "saved\n")] * 2
 
 
-# The ranks of the first round never end. The others end once all of them run.
-WAITS_FOR_A_NEW_POD = """
-echo "round $TORCHRUN_ROUND"
-touch "$SHARED/$TORCHRUN_ROUND-$NODE_RANK"
-[ "$TORCHRUN_ROUND" = 0 ] && exec sleep 1000
-for node in $(seq 0 $((PET_NNODES - 1))); do
-  while [ ! -e "$SHARED/$TORCHRUN_ROUND-$node" ]; do sleep 0.05; done
-done
-"""
-REPLACES = json.dumps({"restarts": 3, "exitCodes": [], "signals": [], "replaceSeconds": 300})
-FAILURE_COUNT = "batch.kubernetes.io/job-index-failure-count"
-
-
-@pytest.mark.parametrize("node", [0, 1])
-@pytest.mark.parametrize("is_evicted", [True, False])
-def test_a_lost_pod_is_replaced_and_the_others_keep_theirs(
-    make_gang: GangFactory, node: int, is_evicted: bool
-) -> None:
-    gang = make_gang(3)
-    gang.annotate(start="1")
-    running = gang.start(WAITS_FOR_A_NEW_POD, TORCHRUN_IN_PLACE_RESTARTS=REPLACES)
-    for launched in running:
-        assert launched.line() == "round 0"
-    if is_evicted:
-        running[node].stop()
-        assert running[node].end().exit_code == 143
-    else:
-        gang.launchers[node].clear()
-    others = [launched for index, launched in enumerate(running) if index != node]
-    gang.annotate_pod(node, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1"})
-    new = gang.start_node(node, WAITS_FOR_A_NEW_POD, TORCHRUN_IN_PLACE_RESTARTS=REPLACES)
-    await_line(new, "waiting at the start gate until the pod before this one has stopped")
-    assert [launched.process.poll() for launched in others] == [None, None]
-    gang.annotate_pod(node, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})
-    result = new.end()
-    assert (result.exit_code, result.out) == (0, "round 1\n")
-    for launched in others:
-        result = launched.end()
-        assert (result.exit_code, result.out) == (0, "round 1\n")
-        assert "stopping the ranks, because a pod of another node is gone" in result.err
-
-
-# Node 1 fails in the rounds 0 and 2, once all nodes run. Round 1 never ends.
-FAILS_BEFORE_AND_AFTER_A_LOSS = """
-echo "round $TORCHRUN_ROUND"
-touch "$SHARED/$TORCHRUN_ROUND-$NODE_RANK"
-[ "$TORCHRUN_ROUND" = 1 ] || [ "$NODE_RANK" = 1 ] || exec sleep 1000
-[ "$TORCHRUN_ROUND" = 1 ] && exec sleep 1000
-while [ ! -e "$SHARED/$TORCHRUN_ROUND-0" ]; do sleep 0.05; done
-exit 3
-"""
-
-
-def test_a_new_pod_of_node_0_knows_the_restarts_before_it(make_gang: GangFactory) -> None:
-    once = json.dumps({"restarts": 1, "exitCodes": [], "signals": [], "replaceSeconds": 300})
-    variables = {"TORCHRUN_IN_PLACE_RESTARTS": once}
+def test_a_pod_waits_without_limit_while_node_0_has_no_address(make_gang: GangFactory) -> None:
     gang = make_gang(2)
-    gang.annotate(start="1")
-    running = gang.start(FAILS_BEFORE_AND_AFTER_A_LOSS, **variables)
-    for number in (0, 1):
-        for launched in running:
-            assert launched.line() == f"round {number}"
-    gang.launchers[0].clear()
-    gang.annotate_pod(0, **{FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"})
-    running[0] = gang.start_node(0, FAILS_BEFORE_AND_AFTER_A_LOSS, **variables)
-    results = ends(running)
-    assert [r.message["restartsInPlace"] for r in results] == [1, 1]
-    assert [(r.exit_code, r.message["reason"]) for r in results] == [
-        (143, "PeerFailed"),
-        (3, "ExitCode"),
-    ]
-    assert results[0].out == "round 2\n"
-
-
-OPEN = {
-    "first": {"torchrun.ai/start": "1"},
-    "new": {FAILURE_COUNT: "1", "torchrun.ai/start": "1/1"},
-}
-
-
-@pytest.mark.parametrize("pod", OPEN)
-def test_a_pod_waits_without_limit_while_node_0_has_no_address(
-    make_gang: GangFactory, pod: str
-) -> None:
-    gang = make_gang(2)
-    gang.annotate_pod(1, **OPEN[pod])
+    gang.annotate_pod(1, **{"torchrun.ai/start": "1"})
     lost = {"PET_MASTER_ADDR": "lost.invalid", "TORCHRUN_RESOLVE_WAIT_SECONDS": "0.1"}
-    new = gang.start_node(1, "true", TORCHRUN_IN_PLACE_RESTARTS=REPLACES, **lost)
+    new = gang.start_node(1, "true", **lost)
     await_line(new, "waiting for node 0 of the gang at lost.invalid")
 
 

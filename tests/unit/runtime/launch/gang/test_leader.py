@@ -21,7 +21,6 @@ from torchrun_runtime.launch.gang.messages import (
     RoundCode,
     StartRound,
     StopRound,
-    Streak,
 )
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 
@@ -35,21 +34,14 @@ def cause(message: str = "ValueError: no", code: int = 1, reason: str = "Excepti
 LOST_PEER = cause("RuntimeError: Connection closed by peer")
 
 
-def gang(size: int = 2, restarts: int = 3, replace_seconds: float = 0.0) -> GangLeader:
+def gang(size: int = 2, restarts: int = 3) -> GangLeader:
     """A gang of which all members are ready, with an open gate: round 0 has started."""
-    policy = RestartPolicy(RestartLimits(restarts))
-    leader = GangLeader(size, policy, replace_seconds=replace_seconds)
+    leader = GangLeader(size, RestartPolicy(RestartLimits(restarts)))
     for index in range(size):
         leader.receive(index, MemberState(), 0)
     leader.open_gate(0)
     assert leader.order == StartRound(0)
     return leader
-
-
-def restarted(leader: GangLeader) -> StartRound:
-    """The start of a round, without the kind of the failures before it."""
-    assert isinstance(leader.order, StartRound)
-    return leader.order._replace(streak=Streak())
 
 
 def run(leader: GangLeader, number: int, size: int = 2) -> None:
@@ -84,7 +76,7 @@ def test_a_failed_round_is_followed_by_another_once_all_ranks_are_dead() -> None
     leader.receive(1, MemberState(FAILED, 0, cause()), 1)
     assert leader.order == StopRound(0, failed=True)
     leader.receive(0, MemberState(READY, 0), 2)
-    assert restarted(leader) == StartRound(1, restarts=1)
+    assert leader.order == StartRound(1, restarts=1)
     assert [failed.cause for failed in leader.restarts().last] == [cause()]
 
 
@@ -92,10 +84,10 @@ def test_a_new_pod_of_node_0_continues_the_count_and_the_rounds() -> None:
     leader = GangLeader(1, RestartPolicy(RestartLimits(3)))
     leader.receive(0, MemberState(), 0)
     leader.open_gate(0, Predecessor(restarts=2, first_round=4))
-    assert restarted(leader) == StartRound(4, restarts=2)
+    assert leader.order == StartRound(4, restarts=2)
     assert leader.restarts() == Restarts(2)
     leader.receive(0, MemberState(FAILED, 4, cause()), 1)
-    assert restarted(leader) == StartRound(5, restarts=3)
+    assert leader.order == StartRound(5, restarts=3)
     assert leader.restarts().total == 3
     leader.receive(0, MemberState(FAILED, 5, cause("KeyError: 'x'", 2)), 2)
     assert leader.order == EndGang()
@@ -107,7 +99,7 @@ def test_a_member_that_never_started_the_round_must_give_it_up_first() -> None:
     leader.receive(1, MemberState(FAILED, 0, cause()), 1)
     assert leader.order == StopRound(0), "member 0 is ready, but may start round 0 yet"
     leader.receive(0, MemberState(READY, 0), 2)
-    assert restarted(leader) == StartRound(1, restarts=1)
+    assert leader.order == StartRound(1, restarts=1)
 
 
 def test_all_members_succeed_before_the_gang_ends() -> None:
@@ -125,7 +117,7 @@ def test_a_failure_after_a_success_restarts_both() -> None:
     run(leader, 0)
     leader.receive(0, MemberState(SUCCEEDED, 0), 1)
     leader.receive(1, MemberState(FAILED, 0, cause()), 1)
-    assert restarted(leader) == StartRound(1, restarts=1)
+    assert leader.order == StartRound(1, restarts=1)
 
 
 def test_a_lost_peer_waits_for_the_cause() -> None:
@@ -170,7 +162,7 @@ def test_the_restarts_are_limited() -> None:
     leader = gang(1, restarts)
     for number in range(restarts):
         leader.receive(0, MemberState(FAILED, number, cause(code=number + 1)), 1)
-        assert restarted(leader) == StartRound(number + 1, restarts=number + 1)
+        assert leader.order == StartRound(number + 1, restarts=number + 1)
     leader.receive(0, MemberState(FAILED, restarts, cause()), 1)
     assert leader.order == EndGang()
 
@@ -222,7 +214,7 @@ def test_a_member_that_returns_is_waited_for() -> None:
     leader.tick(120)
     assert leader.order == StopRound(0), "it is connected, and ends its ranks"
     leader.receive(1, MemberState(READY, 0), 121)
-    assert restarted(leader) == StartRound(1, restarts=1)
+    assert leader.order == StartRound(1, restarts=1)
 
 
 def test_no_round_starts_without_a_connection_to_every_member() -> None:
@@ -230,7 +222,7 @@ def test_no_round_starts_without_a_connection_to_every_member() -> None:
     run(leader, 0)
     leader.receive(0, MemberState(FAILED, 0, cause()), 1)
     leader.receive(1, MemberState(READY, 0), 1)
-    assert restarted(leader) == StartRound(1, restarts=1)
+    assert leader.order == StartRound(1, restarts=1)
     run(leader, 1)
     leader.receive(0, MemberState(FAILED, 1, cause(code=2)), 2)
     leader.lose(1, 2)

@@ -15,7 +15,6 @@ from torchrun_runtime.launch.gang.messages import (
     RoundCode,
     StartRound,
     StopRound,
-    Streak,
     decode,
     decode_order,
     decode_state,
@@ -33,7 +32,6 @@ CAUSE = Cause(137, 3, 9, "Signaled", "Rank 3 was killed by SIGKILL.", "2026-01-0
         MemberState(),
         MemberState(FAILED, 4, CAUSE, 120),
         MemberState(FAILED, 4, CAUSE._replace(rank=None, signal=None)),
-        MemberState(restarts=2, streak=Streak("ExitCode", 3, 1, 9)),
     ],
 )
 def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
@@ -45,9 +43,8 @@ def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
     [
         OpenGate(),
         StartRound(3, RoundCode(7, "http://a b"), 2),
-        StartRound(3, restarts=2, streak=Streak("ExitCode", 3, 1, 9)),
         StopRound(3),
-        StopRound(3, lost=True),
+        StopRound(3, failed=False, edit=True),
         EndGang(),
     ],
 )
@@ -57,23 +54,6 @@ def test_an_order_arrives_as_it_was_sent(order: GangOrder) -> None:
 
 def test_orders_without_a_round_differ() -> None:
     assert OpenGate() != EndGang()
-
-
-def test_restarts_of_an_older_launcher_are_understood() -> None:
-    start = b'{"order": "start", "round": 3, "revision": 0, "served": "", "restarts": 2}\n'
-    assert decode_order(start) == StartRound(3, restarts=2)
-    assert decode_state(b'{"state": "ready", "round": 3}\n') == MemberState("ready", 3)
-
-
-@pytest.mark.parametrize("streak", [[], ["x"], [1, 2, 3, 4], ["x", 1, 2, "y"], 3, None])
-def test_a_streak_of_other_types_is_refused(streak: object) -> None:
-    with pytest.raises(InvalidMessageError):
-        decode_state(encode({"state": "ready", "round": 0, "restarts": 1, "streak": streak}))
-
-
-def test_a_stop_of_an_older_launcher_is_understood() -> None:
-    line = b'{"order": "stop", "round": 3, "failed": true, "edit": false}\n'
-    assert decode_order(line) == StopRound(3)
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,6 @@ def test_no_more_restarts_than_the_controller_permits() -> None:
     assert [policy.allows(failure(n), None, 1, n) for n in (0, 1, 2)] == [True, True, False]
 
 
-def test_lost_pods_are_waited_for_only_as_long_as_the_controller_permits() -> None:
-    text = '{"restarts": 0, "exitCodes": [], "signals": [], "replaceSeconds": 90}'
-    assert read_limits(text).replace_seconds == 90
-    assert read_limits('{"restarts": 0, "exitCodes": [], "signals": []}').replace_seconds == 0
-
-
 def test_without_limits_nothing_restarts() -> None:
     assert not RestartPolicy(read_limits("")).allows(failure(), None, 1, 0)
 

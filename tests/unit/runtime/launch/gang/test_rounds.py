@@ -19,7 +19,7 @@ from torchrun_runtime.launch.gang.messages import (
     StopRound,
 )
 from torchrun_runtime.launch.gang.policy import RestartLimits
-from torchrun_runtime.launch.gang.rounds import GangNode, OrderInbox, OwnLink, Rounds, follow, lead
+from torchrun_runtime.launch.gang.rounds import GangNode, OrderInbox, OwnLink, Rounds, lead
 from unit.runtime.launch.gang.test_member import Leaderless, Recorder
 
 
@@ -39,9 +39,7 @@ class Orders(OrderInbox):
 def test_the_gate_is_passed_once_when_it_is_open() -> None:
     passed: list[int] = []
     inbox = Orders(EndGang(), OpenGate(), OpenGate(), StartRound(0))
-    node = Rounds(
-        Leaderless(), inbox, lambda: None, lambda: passed.append(len(inbox.waits)), float("inf")
-    )
+    node = Rounds(Leaderless(), inbox, lambda: None, lambda: passed.append(len(inbox.waits)))
     assert node.await_start() == StartRound(0)
     assert passed == [2], "neither without an order nor for the end of the gang before"
     assert inbox.waits == [
@@ -66,7 +64,7 @@ def test_a_node_that_is_asked_to_end_leaves(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rounds, "is_stopping", lambda: True)
     link = Recorder()
     assert Rounds(link, OrderInbox(), lambda: None).await_start() is None
-    assert link.reports == [(MemberState(), 0), (MemberState("leaving"), 0)]
+    assert link.reports == [MemberState(), MemberState("leaving")]
 
 
 def test_the_end_of_a_round_is_reported() -> None:
@@ -75,7 +73,7 @@ def test_the_end_of_a_round_is_reported() -> None:
     inbox.put(StartRound(0))
     node.await_start()
     node.end(None, 7, stopped=False)
-    assert link.reports[-1] == (MemberState("succeeded", 0, step=7), 0)
+    assert link.reports[-1] == MemberState("succeeded", 0, step=7)
 
 
 def test_a_leader_that_cannot_be_reached_ends_the_wait() -> None:
@@ -101,15 +99,6 @@ def test_a_node_that_has_started_waits_fifteen_seconds_for_its_leader(
     assert (node.await_start() is None) is ends
 
 
-@pytest.mark.parametrize(("replace_seconds", "wait"), [(5.0, 15.0), (90.0, 90.0)])
-def test_a_node_waits_for_a_new_leader_as_long_as_for_any_pod(
-    replace_seconds: float, wait: float
-) -> None:
-    node = GangNode(1, 2, "127.0.0.1", free_port(), "key")
-    with closing(follow(node, lambda: None, 300.0, replace_seconds)) as following:
-        assert following._leaderless_seconds == wait
-
-
 @pytest.mark.parametrize(("rank", "port", "leads"), [(0, 1, True), (1, 1, False), (1, 0, True)])
 def test_node_0_leads_or_each_node_itself(rank: int, port: int, leads: bool) -> None:
     assert GangNode(rank, 2, "", port, "").is_leader == leads
@@ -121,7 +110,7 @@ def test_a_node_without_others_opens_no_port(size: int, has_port: bool) -> None:
     inbox = OrderInbox()
     node = GangNode(0, size, "", port, "key")
     with closing(OwnLink(node, RestartLimits(), inbox)) as own:
-        own.report(MemberState(), 0)
+        own.report(MemberState())
         own.open_gate(NO_PREDECESSOR)
         assert inbox.order == StartRound(0)
         with socket.create_server(("", port)):
@@ -151,15 +140,6 @@ def test_a_port_that_stays_taken_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
         node = GangNode(0, 2, "", other.getsockname()[1], "key")
         with pytest.raises(LaunchError, match="cannot listen on port"):
             lead(node, RestartLimits(), lambda: NO_PREDECESSOR, lambda _: None)
-
-
-@pytest.mark.parametrize("predecessors", [0, 1])
-def test_only_a_pod_that_replaces_another_one_ends_with_the_gang_before(predecessors: int) -> None:
-    node = GangNode(0, 1, "", 0, "", predecessors=predecessors)
-    leading = lead(node, RestartLimits(), lambda: NO_PREDECESSOR, lambda _: None)
-    leading._inbox = Orders(StartRound(0))
-    leading._inbox.put(EndGang())
-    assert leading.await_start() == (None if predecessors else StartRound(0))
 
 
 def test_newer_code_is_noticed_between_rounds_and_while_ranks_run() -> None:

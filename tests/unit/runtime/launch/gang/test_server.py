@@ -1,7 +1,6 @@
 """Whom the leader's server admits, and when it ends."""
 
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -175,34 +174,3 @@ def test_a_leader_that_ends_alone_waits_for_nobody(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(server, "_CLOSE_SECONDS", 100.0)
     with running(3):
         pass
-
-
-@pytest.mark.parametrize("close_seconds", [100.0, 0.01])
-def test_a_leader_of_a_gang_that_has_succeeded_ends_with_the_last_member(
-    monkeypatch: pytest.MonkeyPatch, members: list[Member], close_seconds: float
-) -> None:
-    monkeypatch.setattr(server, "_CLOSE_SECONDS", close_seconds)
-    monkeypatch.setattr(server, "_LINGER_SECONDS", 100.0)
-    leading, port = serve(3)
-    leading.call(lambda leader, now: leader.receive(0, MemberState(), now))
-    leading.call(GangLeader.open_gate)
-    for index in (1, 2):
-        members.append(Member(port))
-        assert members[-1].greet(index, index)
-        members[-1].report(MemberState())
-    for member in members:
-        member.await_order(StartRound(0))
-    leading.call(lambda leader, now: leader.receive(0, MemberState("succeeded", 0), now))
-    for member in members:
-        member.report(MemberState("succeeded", 0))
-    for member in members:
-        member.await_order(EndGang())
-    ending = threading.Thread(target=leading.close)
-    ending.start()
-    while not leading._ended.done():
-        assert ending.is_alive()
-    ending.join(0.2)
-    assert ending.is_alive()
-    for member in members:
-        member.close()
-    ending.join()

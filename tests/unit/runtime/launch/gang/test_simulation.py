@@ -2,8 +2,7 @@
 
 Leader and members are the real ones. Time, the network and the ranks are simulated. Connections
 break at any moment and lose what is under way in both directions. Launchers are stopped and
-continued. Pods are lost and replaced. Ranks of a lost pod may go on for some time; its replacement
-waits at its gate until they are dead.
+continued.
 """
 
 import pytest
@@ -25,39 +24,16 @@ def test_ranks_of_two_rounds_never_run_at_once_and_every_gang_ends(size: int, pa
         assert has_ended, f"seed {seed}: the gang does not end"
         assert simulation.rounds == sorted(set(simulation.rounds)), f"seed {seed}"
         rounds += len(simulation.rounds)
-        successes += simulation.has_succeeded
-        if not pauses:
-            assert not simulation.ends_without_leader, f"seed {seed}: no order after the success"
+        successes += not simulation.has_failed
     assert rounds > 400, "no simulation has a second round"
     assert successes, "no gang succeeds"
 
 
-@pytest.mark.parametrize("pauses", [0, 5])
-@pytest.mark.parametrize("losses", [1, 3])
 @pytest.mark.parametrize("size", [2, 3, 8])
-def test_a_gang_goes_on_with_replaced_pods_and_never_runs_two_rounds(
-    size: int, losses: int, pauses: int
-) -> None:
-    replaced = rounds = done = 0
-    for seed in range(SEEDS):
-        simulation = Simulation(seed, size, losses, pauses)
-        simulation.run()
-        assert simulation.violations == [], f"seed {seed}"
-        assert simulation.is_over, f"seed {seed}: the gang neither goes on nor ends"
-        replaced += simulation.replaced
-        rounds += simulation.rounds_after_loss
-        done += len(simulation.done_rounds)
-    assert replaced > 100
-    assert rounds > 100, "no gang goes on after a loss"
-    assert done, "no pod ends after the success of its command"
-
-
-@pytest.mark.parametrize("losses", [0, 3])
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_a_job_that_resumes_goes_on_beside_pods_that_end_late(size: int, losses: int) -> None:
+def test_a_job_that_resumes_goes_on_beside_pods_that_end_late(size: int) -> None:
     rounds = 0
     for seed in range(SEEDS):
-        simulation = Simulation(seed, size, losses, pauses=3, is_suspended=True)
+        simulation = Simulation(seed, size, pauses=3, is_suspended=True)
         simulation.run()
         assert simulation.violations == [], f"seed {seed}"
         assert simulation.is_over, f"seed {seed}: the gang neither goes on nor ends"

@@ -73,7 +73,7 @@ def test_the_leader_names_the_nodes_that_are_missing(size: int, text: str) -> No
 
 def test_without_a_missing_node_the_leader_waits_for_the_ranks_of_the_others() -> None:
     with closing(link(1)) as own:
-        own.report(MemberState(), 0)
+        own.report(MemberState())
         assert own.describe_wait() == "the other nodes of the gang"
 
 
@@ -83,11 +83,11 @@ def test_time_passes_for_the_leader_of_a_single_node(monkeypatch: pytest.MonkeyP
     failure = Cause(1, 0, None, "Exception", "ValueError: no", "")
     own = link(1, inbox)
     own.announce(RoundCode(), edit_wait=60)
-    own.report(MemberState(), 0)
+    own.report(MemberState())
     assert inbox.order is None
     own.open_gate(Predecessor(restarts=2, first_round=4))
     assert inbox.order == StartRound(4, restarts=2)
-    own.report(MemberState("failed", 4, failure), 0)
+    own.report(MemberState("failed", 4, failure))
     now = 159.0
     own.tick()
     assert inbox.order == StopRound(4, edit=True)
