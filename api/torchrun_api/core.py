@@ -105,12 +105,11 @@ class JobTemplate(Wire, frozen=True, kw_only=True):
 
 
 class JobSpec(Wire, frozen=True, kw_only=True):
-    """The size of an Indexed Job. With backoffLimit 0 it ends once a pod has failed."""
+    """The size of an Indexed Job."""
 
     parallelism: int = 1
     completions: int | None = None
     suspend: bool = False
-    backoff_limit: int = 0
     template: JobTemplate = JobTemplate()
 
 

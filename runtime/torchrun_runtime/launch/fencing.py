@@ -16,11 +16,10 @@ each of them is registered in watchers/, writes `epoch`, and waits WAIT_SECONDS.
 launcher has read the newer epoch, or nothing, and its ranks are dead.
 
 A launcher whose storage fails at the start runs without the fence. It is not registered, so a gang
-that has to fence it does not start. But a Job that replaces a pod, or that resumes, creates a pod
-of the same attempt and index, for which a registration of the earlier pod would count. If there is
-one, the new pod does not run without the fence. If the storage does not say, only a pod that
-replaces another one does not: that of a resumed Job cannot be told from a first one, and slow
-storage must not end each gang that it starts.
+that has to fence it does not start. But a Job that resumes creates a pod of the same attempt and
+index, for which a registration of the earlier pod would count. If there is one, the new pod does
+not run without the fence. If the storage does not say, it does: it cannot be told from a first pod,
+and slow storage must not end each gang that it starts.
 
 Assumptions:
 - A read that starts after the end of a write sees it. Local file systems, NFS (open asks the

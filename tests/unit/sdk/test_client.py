@@ -43,7 +43,6 @@ def test_the_job_is_one_of_the_api() -> None:
     assert [(variable.name, variable.value) for variable in spec.env] == [
         ("A", "1"),
     ]  # fmt: skip
-    assert spec.reliability.pod_replacement == "Gang"
     assert spec.reliability.rules is not None
     assert spec.reliability.rules[0].action == "fail"
     assert spec.volumes.additional_mounts[0]["mountPath"] == "/data"

@@ -66,7 +66,7 @@ class TestPodsOnLostNodes:
         assert [pod.spec.node_name for pod in world.workers()] == ["n1"], "it cannot end"
         assert "but was admitted with" in classify_world(world, LOST).outdated
 
-    def test_a_gang_whose_job_may_replace_its_pods_has_not_ended(self):
+    def test_a_gang_whose_job_may_create_pods_has_not_ended(self):
         world = with_a_lost_node()
         world.vanish(*(pod.metadata.name for pod in world.workers()))
         assert classify_world(world, LOST).workload.admitted == 2
