@@ -72,8 +72,7 @@ PLUGIN = (
     ),
     ExitStatus(
         _only(USAGE),
-        "Invalid usage, or a [torchrun.toml](plugin.md#torchruntoml) needs your confirmation. "
-        "Nothing was changed.",
+        "Invalid usage. Nothing was changed.",
     ),
     ExitStatus(
         _only(UPLOAD_FAILED),

@@ -1,13 +1,14 @@
 """torchrun.toml: defaults of flags, in the working directory or the nearest directory above.
 
 queue = "gpu"              # the flag --queue, of each command that has it
-command = "python train.py"
-[env]
-LR = "0.1"
+nodes = 2
 [logs]                     # flags of one command
 tail = 100
+
+The file may come from a foreign repository, so it sets amounts, names and output only.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,15 +19,14 @@ from kubectl_torchrun.text import escape
 
 FILE = "torchrun.toml"
 _IGNORED_KEY = "torchrun.no-defaults"  # in the meta of a context
-_RUNS = ("submit", "run")  # the commands for which `command` outside of any table applies
-# The file of a foreign repository must not choose a kubeconfig, which may start programs.
-_REFUSED = {
-    "kubeconfig": "Use --kubeconfig or KUBECONFIG: a kubeconfig can start programs, and the file"
-    " may come from a repository",
-    "trust": "It confirms the settings of this file",
-    "help": "It has no default",
-    "version": "It has no default",
-}
+# Keys that choose what runs (an environment variable such as PYTHONPATH does, and a kubeconfig
+# starts programs), where it runs, what is uploaded or deleted, and who can connect.
+_REFUSED = frozenset(
+    {
+        *("command", "image", "runtime-image", "env", "filename", "directory", "overlay"),
+        *("local", "kubeconfig", "context", "namespace", "address", "yes"),
+    }
+)
 
 
 def option() -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -50,7 +50,10 @@ def find(start: Path | None = None) -> Path | None:
     if ctx is not None and ctx.meta.get(_IGNORED_KEY):
         return None
     here = (start or _working_directory()).resolve()
-    return next((file for at in (here, *here.parents) if (file := at / FILE).is_file()), None)
+    found = next((file for at in (here, *here.parents) if (file := at / FILE).is_file()), None)
+    if found is not None:
+        _check_owner(found)
+    return found
 
 
 def project() -> Path:
@@ -73,13 +76,22 @@ def _working_directory() -> Path:
         raise click.UsageError(text) from None
 
 
+def _check_owner(path: Path) -> None:
+    """Refuse the file of another user in a directory above, which all users may write to."""
+    if path.lstat().st_uid not in (os.getuid(), 0, _working_directory().stat().st_uid):
+        raise _error(
+            f"{path} belongs to another user. Use a {FILE} of your own here, or kubectl torchrun"
+            " --no-defaults."
+        )
+
+
 def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
     """The values of the file for this command. Raises click.UsageError with invalid keys."""
     path = find()
     if path is None:
         return {}
-    content = read(path)
-    flags = {name: _flags(member) for name, member in group.commands.items()}
+    content = _read(path)
+    flags = {name: set(_parameters(member)) for name, member in group.commands.items()}
     everywhere = set().union(*flags.values())
     values: dict[str, object] = {}
     for key, value in content.items():
@@ -96,18 +108,11 @@ def of_command(group: click.Group, command: click.Command) -> dict[str, object]:
         parameter = own.get(name)
         if parameter is None or (isinstance(value, dict) and name in flags):
             continue
-        if name == "command" and name not in own_table and command.name not in _RUNS:
-            continue  # `exec` does not use the command of the project
-        values[parameter] = _plain(path, name, value)
+        values[parameter] = _exact(value)
     return values
 
 
-def parameter(command: click.Command, flag: str) -> str | None:
-    """Name of the parameter that a key of the file sets; None if the command does not have it."""
-    return _parameters(command).get(flag)
-
-
-def read(path: Path) -> dict[str, object]:
+def _read(path: Path) -> dict[str, object]:
     """The content of the file. Raises click.UsageError."""
     import tomllib
 
@@ -124,7 +129,10 @@ def _error(message: str) -> click.UsageError:
 
 def _check(name: str, keys: set[str], where: str, tables: list[str] | None = None) -> None:
     if name in _REFUSED:
-        raise _error(f"{where}: {name} cannot be set here. {_REFUSED[name]}.")
+        raise _error(
+            f"{where}: {name} cannot be set here, because the file may come from a repository."
+            " Write it on the command line."
+        )
     if name not in keys:
         import difflib
 
@@ -133,34 +141,18 @@ def _check(name: str, keys: set[str], where: str, tables: list[str] | None = Non
         raise _error(f"{where}: Unknown key {name}. {hint}")
 
 
-def _flags(command: click.Command) -> set[str]:
-    """Long flags without their dashes, and the arguments COMMAND and DIRECTORY."""
-    return set(_parameters(command))
-
-
 def _parameters(command: click.Command) -> dict[str, str]:
-    return {flag: param.name or "" for param in command.params for flag in _names(param)}
-
-
-def _names(param: click.Parameter) -> list[str]:
-    if isinstance(param, click.Argument):
-        return [param.name] if param.name in ("command", "directory") else []
-    return [flag.removeprefix("--") for flag in param.opts if flag.startswith("--")]
-
-
-def _plain(path: Path, name: str, value: object) -> object:
-    """The value for click: a table is a list of K=V; directories are relative to the file."""
-    if isinstance(value, dict):
-        return [f"{key}={part}" for key, part in value.items()]
-    if name == "command":
-        return [str(part) for part in value] if isinstance(value, list) else [str(value)]
-    if name in ("directory", "overlay"):
-        return str(path.parent / str(value))
-    return _exact(value)
+    """The parameters by their long flags without dashes."""
+    return {
+        flag.removeprefix("--"): param.name or ""
+        for param in command.params
+        for flag in param.opts
+        if flag.startswith("--")
+    }
 
 
 def _exact(value: object) -> object:
     """The value for click, whose integers would cut off the decimals of a float."""
     if isinstance(value, list):
         return [_exact(part) for part in value]
-    return str(value) if isinstance(value, float) else value
+    return str(value) if isinstance(value, float | dict) else value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from kubectl_torchrun.cli import complete, defaults, trust
+from kubectl_torchrun.cli import complete, defaults
 
 if TYPE_CHECKING:
     from kubectl_torchrun.terminal import Terminal
@@ -65,7 +65,7 @@ class Command(click.Command):
     def __init__(self, *positional: object, **rest: object) -> None:
         rest.setdefault("context_settings", CONTEXT_SETTINGS)
         super().__init__(*positional, **rest)  # type: ignore[arg-type]
-        self.params += [_color_option(), trust.option()]
+        self.params.append(_color_option())
 
     def make_context(
         self,
@@ -117,12 +117,8 @@ def cluster_options(command: Function) -> Function:
 
 
 def _own_or_outer(name: str, own: str) -> str:
-    """The flag after the command's name, else the one before it, else that of torchrun.toml."""
-    ctx = click.get_current_context()
-    outer = str(ctx.find_root().params.get(name) or "")
-    if ctx.get_parameter_source(name) == ParameterSource.DEFAULT_MAP:
-        return outer or own
-    return own or outer
+    """The flag after the command's name, else the one before it."""
+    return own or str(click.get_current_context().find_root().params.get(name) or "")
 
 
 def plain_cluster_options(command: Function) -> Function:
@@ -261,7 +257,6 @@ def run_command(work: "Callable[[Terminal], int]", interrupted: str = "") -> Non
 
     with Terminal() as terminal:
         try:
-            trust.check(click.get_current_context(), terminal)
             code = work(terminal)
             sys.stdout.flush()
         except Problem as problem:

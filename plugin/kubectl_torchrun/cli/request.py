@@ -153,10 +153,7 @@ def _request_of_command(flags: RequestFlags) -> "Callable[[], Request]":
     command = flags.command
     line = command[0] if len(command) == 1 else shlex.join(command)
     if not line.strip():
-        raise click.UsageError(
-            'COMMAND is empty. Add it, for example "python train.py", or set command in'
-            " torchrun.toml."
-        )
+        raise click.UsageError('COMMAND is empty. Add it, for example "python train.py".')
 
     def make() -> "Request":
         from kubectl_torchrun.upload.job_manifest import Request, dependencies, variables
