@@ -1,7 +1,5 @@
 """`logs`: the logs of a job's nodes."""
 
-import re
-
 import click
 
 from kubectl_torchrun.cli.options import (
@@ -14,26 +12,6 @@ from kubectl_torchrun.cli.options import (
 )
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Terminal
-
-
-class _Pattern(click.ParamType["re.Pattern[bytes]"]):
-    """A regular expression for lines of logs."""
-
-    name = "regex"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> "re.Pattern[bytes]":
-        """The compiled expression."""
-        if isinstance(value, re.Pattern):
-            return value
-        try:
-            return re.compile(str(value).encode())
-        except re.error as error:
-            self.fail(f"{value!r} is not a regular expression: {error}.", param, ctx)
-
-
-_PATTERN = _Pattern()
 
 
 @click.command("logs", cls=Command)
@@ -81,20 +59,6 @@ _PATTERN = _Pattern()
     metavar="DURATION",
     help="Only lines newer than this, for example 10m or 5d.",
 )
-@click.option(
-    "--include",
-    multiple=True,
-    type=_PATTERN,
-    metavar="REGEX",
-    help="Only lines that match; repeatable. Applies after --tail.",
-)
-@click.option(
-    "--exclude",
-    multiple=True,
-    type=_PATTERN,
-    metavar="REGEX",
-    help="Skip lines that match; repeatable.",
-)
 @raw_option
 @click.option("--timestamps", is_flag=True, help="Print the time of each line.")
 @click.option(
@@ -113,8 +77,6 @@ def command(
     previous: bool,
     tail: int | None,
     since: float | None,
-    include: "tuple[re.Pattern[bytes], ...]",
-    exclude: "tuple[re.Pattern[bytes], ...]",
     raw: bool,
     timestamps: bool,
     prefix: bool,
@@ -130,9 +92,8 @@ def command(
       kubectl torchrun logs my-project-x7k2p --follow
       kubectl torchrun logs my-project-x7k2p --node 0 --tail 100
       kubectl torchrun logs my-project-x7k2p --previous --rank 3
-      kubectl torchrun logs my-project-x7k2p --since 10m | grep loss
+      kubectl torchrun logs my-project-x7k2p --since 10m --timestamps --no-prefix | grep loss
       kubectl torchrun logs my-project-x7k2p --container setup
-      kubectl torchrun logs my-project-x7k2p --include loss --timestamps --no-prefix
     """
     if previous and attempt is not None:
         raise click.UsageError("--previous and --attempt are mutually exclusive.")
@@ -148,7 +109,7 @@ def command(
         from kubectl_torchrun.logs.logs_command import LogChoice, follow_logs, print_logs
         from kubectl_torchrun.logs.streams import LineFormat, View
 
-        line_format = LineFormat(include, exclude, timestamps, prefix)
+        line_format = LineFormat(timestamps, prefix)
         if container != "trainer":
             view = View(tail=tail, since=since, line_format=line_format, raw=True)
             return print_helper_logs(target, job, container, view, terminal, follow=follow)

@@ -2,7 +2,6 @@
 
 import heapq
 import itertools
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -25,18 +24,10 @@ _MOST_WAITING = 50_000
 
 
 class LineFormat(NamedTuple):
-    """Filter and format of printed lines. include: empty for all lines."""
+    """What stands before each printed line."""
 
-    include: tuple[re.Pattern[bytes], ...] = ()
-    exclude: tuple[re.Pattern[bytes], ...] = ()
     timestamps: bool = False
     prefix: bool = True
-
-    def matches(self, line: bytes) -> bool:
-        """Whether the line matches a pattern of `include`, and none of `exclude`."""
-        if self.include and not any(pattern.search(line) for pattern in self.include):
-            return False
-        return not any(pattern.search(line) for pattern in self.exclude)
 
     def format(self, stamp: bytes, line: bytes) -> bytes:
         """The line, after its time with `timestamps`. stamp: empty if unknown."""
@@ -70,8 +61,6 @@ class View(NamedTuple):
 
     def shows(self, node: int, line: bytes) -> bool:
         """Whether a line is shown. Lines with the mark of another rank are not."""
-        if not self.line_format.matches(line):
-            return False
         if not self.ranks or node in self.nodes:
             return True
         mark = RANK_MARK.match(line)

@@ -41,7 +41,7 @@ def job(laptop: Laptop) -> Laptop:
         (["-c", "serve"], ["[2] serving"]),
         (["-c", "setup"], ["[10] pip install"]),
         (["-c", "setup", "--follow"], ["[10] pip install"]),
-        (["-c", "sync", "--include", "clone", "--no-prefix"], ["clone", "clone again"]),
+        (["-c", "setup", "--no-prefix"], ["pip install"]),
         (["-c", "sync", "--tail", "1"], ["[1] clone again", "[0] timeout"]),
     ],
 )
