@@ -57,6 +57,7 @@ def test_the_examples_of_the_group_and_the_pages_parse() -> None:
         parse(line)
 
 
+@pytest.mark.long
 def test_help_imports_few_modules() -> None:
     script = (
         "import sys, kubectl_torchrun.__main__ as m\n"
@@ -98,6 +99,7 @@ def test_help_without_examples_fits_on_a_screen(command: str, width: int) -> Non
         assert len(line) <= max(width, 100)
 
 
+@pytest.mark.long
 def test_flags_of_the_cluster_may_stand_before_the_command(laptop: Laptop) -> None:
     laptop.job("run")
     flags = [f"--kubeconfig={laptop.kubeconfig}", "-n", "ns"]
@@ -224,6 +226,7 @@ def completions(laptop: Laptop, capsys: pytest.CaptureFixture[str], *words: str)
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.long
 def test_completion_for_kubectl(
     laptop: Laptop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +244,7 @@ def test_completion_for_kubectl(
     assert completions(laptop, capsys, *flags, "logs", "") == [":4"]
 
 
+@pytest.mark.long
 def test_no_completion_without_kubectl(
     laptop: Laptop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +252,7 @@ def test_no_completion_without_kubectl(
     assert completions(laptop, capsys, "list", "--context", "") == [":4"]
 
 
+@pytest.mark.long
 def test_a_closed_pipe_prints_no_error(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Failed"})
     line = "2026-01-01T00:00:00.{:09}Z " + "x" * 200 + "\n"

@@ -25,6 +25,7 @@ def test_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert home() == tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_homeless")
 def test_commands_work_without_a_home_directory(laptop: Laptop) -> None:
     Path("torchrun.toml").write_text('queue = "q"\n')

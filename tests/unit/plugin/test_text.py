@@ -49,6 +49,7 @@ def evil_job(laptop: Laptop) -> None:
     laptop.server.put("torchrunqueues", "q", spec={"quota": quota, "image": EVIL})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [["list"], ["status", "run", "--no-watch"], ["why", "run"], ["queues"], ["logs", "run"]],

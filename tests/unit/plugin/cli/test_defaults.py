@@ -25,6 +25,7 @@ def dry(laptop: Laptop, *arguments: str) -> dict[str, object]:
     return body
 
 
+@pytest.mark.long
 def test_defaults_apply_in_subdirectories(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     toml(
         'queue = "gpu"\nnodes = 3\nafter = ["one", "two"]\n[submit]\ndev = true\n[logs]\ntail = 5\n'
@@ -37,6 +38,7 @@ def test_defaults_apply_in_subdirectories(laptop: Laptop, monkeypatch: pytest.Mo
     assert [each["name"] for each in spec["dependsOn"]] == ["one", "two"]
 
 
+@pytest.mark.long
 def test_the_command_line_overrides_the_file(laptop: Laptop) -> None:
     toml('queue = "gpu"\nnodes = 3\n')
     spec = dry(laptop, "--queue", "cpu", "--gpus", "4", "echo")
@@ -45,6 +47,7 @@ def test_the_command_line_overrides_the_file(laptop: Laptop) -> None:
     assert dry(laptop, "--nodes", "2", "echo")["numNodes"] == 2
 
 
+@pytest.mark.long
 def test_the_directory_of_the_file_is_sent(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     toml('queue = "q"\n')
     Path("sub").mkdir()
@@ -67,6 +70,7 @@ def test_a_file_in_the_home_directory_makes_no_project(
     assert defaults.project() == tmp_path / "work"
 
 
+@pytest.mark.long
 def test_a_timeout_of_the_file_applies_to_commands_that_wait(laptop: Laptop) -> None:
     toml('queue = "gpu"\ntimeout = "5m"\n')
     assert dry(laptop, "echo")["jobQueue"] == "gpu"
@@ -115,6 +119,7 @@ def test_a_value_of_the_wrong_type_is_refused(
     assert message in result.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ['wait = "Complete"\nname = "mine"', "x = 1", "["])
 def test_a_program_can_ignore_the_file(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch, text: str

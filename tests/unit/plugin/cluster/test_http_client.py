@@ -15,6 +15,7 @@ from ..api_server import ApiServer
 from ..laptop import Laptop
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a b", "a?b=c", "a#b", "ü", "a%20b"])
 def test_a_name_is_quoted_in_the_path(laptop: Laptop, name: str) -> None:
     result = laptop.run("status", name, "--no-watch")

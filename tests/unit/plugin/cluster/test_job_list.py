@@ -29,6 +29,7 @@ def some_jobs(laptop: Laptop) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_job_list_has_the_main_columns_and_the_newest_last(laptop: Laptop) -> None:
     some_jobs(laptop)
     result = laptop.run("list")
@@ -43,6 +44,7 @@ def test_the_job_list_has_the_main_columns_and_the_newest_last(laptop: Laptop) -
     assert [row[6] for row in rows[1:]] == ["Unschedulable", "WorkersRunning"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -62,6 +64,7 @@ def test_jobs_can_be_filtered(laptop: Laptop, arguments: list[str], names: list[
     assert found == names
 
 
+@pytest.mark.long
 def test_jobs_without_a_phase_are_new(laptop: Laptop) -> None:
     laptop.job("fresh", status={})
     assert laptop.run("list", "--phase", "new", "-o", "name").stdout == (
@@ -76,6 +79,7 @@ def test_an_unknown_phase_is_refused_with_the_valid_ones(laptop: Laptop) -> None
     assert not laptop.server.requests
 
 
+@pytest.mark.long
 def test_wide_tables_have_more_columns(laptop: Laptop) -> None:
     some_jobs(laptop)
     status = {"phase": "Failed", "reason": "Error", "message": "rank 1", "gpus": 16, "restarts": 2}
@@ -99,6 +103,7 @@ def test_wide_tables_have_more_columns(laptop: Laptop) -> None:
     assert second.split()[-2:] == ["-", "-"]
 
 
+@pytest.mark.long
 def test_json_output_has_complete_objects(laptop: Laptop) -> None:
     some_jobs(laptop)
     listed = json.loads(laptop.run("list", "-o", "json", "--queue", "other").stdout)
@@ -110,6 +115,7 @@ def test_json_output_has_complete_objects(laptop: Laptop) -> None:
     )
 
 
+@pytest.mark.long
 def test_an_empty_list_is_reported_on_stderr(laptop: Laptop) -> None:
     result = laptop.run("list")
     assert (result.exit_code, result.stdout) == (0, "")
@@ -119,6 +125,7 @@ def test_an_empty_list_is_reported_on_stderr(laptop: Laptop) -> None:
     assert "No TorchrunQueues found in namespace ns" in laptop.run("queues").stderr
 
 
+@pytest.mark.long
 def test_a_forbidden_list_of_all_namespaces_names_the_flag(laptop: Laptop) -> None:
     def forbid(request: web.Request) -> web.Response | None:
         return None if "/namespaces/" in request.path else refusal(403, "cannot list")
@@ -130,6 +137,7 @@ def test_a_forbidden_list_of_all_namespaces_names_the_flag(laptop: Laptop) -> No
         assert "Remove --all-namespaces" in result.stderr
 
 
+@pytest.mark.long
 def test_queues_count_their_jobs(laptop: Laptop) -> None:
     some_jobs(laptop)
     spec = {"image": "i", "weight": 2, "quota": {"gpus": 16}, "nodeResources": {"gpus": 8}}
@@ -144,6 +152,7 @@ def test_queues_count_their_jobs(laptop: Laptop) -> None:
     assert len(lines) == 3, "nobody waits to be admitted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("admission", "shown"),
     [
@@ -168,6 +177,7 @@ def test_a_bar_shows_the_scarcest_quota_of_a_queue(
     assert [cell.strip() for cell in cells if cell.strip()][:3] == ["q", shown, "-"]
 
 
+@pytest.mark.long
 def test_waiting_jobs_are_listed_by_position_with_their_reason(laptop: Laptop) -> None:
     def waits(place: int | None, message: str) -> dict[str, object]:
         admitted = {"type": "Admitted", "status": "False", "reason": "R", "message": message}
@@ -192,6 +202,7 @@ def test_waiting_jobs_are_listed_by_position_with_their_reason(laptop: Laptop) -
     ]
 
 
+@pytest.mark.long
 def test_queues_without_the_right_to_see_jobs(laptop: Laptop) -> None:
     def forbid(request: web.Request) -> web.Response | None:
         return refusal(403, "cannot list") if request.path.endswith("jobs") else None

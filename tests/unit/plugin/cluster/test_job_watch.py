@@ -51,6 +51,7 @@ def test_a_job_that_replaces_the_known_one_counts_as_deleted() -> None:
     assert job_watch.job is None
 
 
+@pytest.mark.long
 def test_logs_are_those_of_the_job(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running", "startTime": "2026-01-01T00:00:00Z"})
     old = laptop.worker("run", 0, 3, "2026-01-01T00:00:00.000000000Z of the deleted job\n")

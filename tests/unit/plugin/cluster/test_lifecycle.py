@@ -26,6 +26,7 @@ def spec(laptop: Laptop, name: str = "run") -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 def test_suspend_and_resume_set_one_field(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     result = laptop.run("suspend", "run")
@@ -36,6 +37,7 @@ def test_suspend_and_resume_set_one_field(laptop: Laptop) -> None:
     assert spec(laptop) == {"suspend": False}
 
 
+@pytest.mark.long
 def test_a_finished_job_cannot_be_suspended(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Failed"})
     result = laptop.run("suspend", "run")
@@ -44,6 +46,7 @@ def test_a_finished_job_cannot_be_suspended(laptop: Laptop) -> None:
     assert "Cannot suspend job run: it is already Failed." in result.stderr
 
 
+@pytest.mark.long
 def test_an_elastic_job_can_be_scaled(laptop: Laptop) -> None:
     laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
     result = laptop.run("scale", "run", "--nodes", "4")
@@ -52,6 +55,7 @@ def test_an_elastic_job_can_be_scaled(laptop: Laptop) -> None:
     assert "Scaling job run from 2 to 4 nodes." in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("job", "message"),
     [
@@ -67,6 +71,7 @@ def test_invalid_sizes(laptop: Laptop, job: dict[str, object], message: str) -> 
     assert message in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["Pending", "Syncing", "Queued"])
 def test_a_job_that_has_not_started_can_be_scaled(laptop: Laptop, phase: str) -> None:
     nominated = {"nominated": True}
@@ -75,6 +80,7 @@ def test_a_job_that_has_not_started_can_be_scaled(laptop: Laptop, phase: str) ->
     assert spec(laptop) == {"numNodes": 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("started", [{"workers": {"running": 0}}, {"admission": {"nodes": 2}}])
 @pytest.mark.parametrize("phase", ["Pending", "Syncing", "Queued", "Suspended"])
 def test_a_job_that_has_started_keeps_its_size_in_every_phase(
@@ -87,6 +93,7 @@ def test_a_job_that_has_started_keeps_its_size_in_every_phase(
     assert "so its size is fixed" in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dry_run", ["client", "server"])
 def test_a_dry_run_changes_nothing(laptop: Laptop, dry_run: str) -> None:
     laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
@@ -98,6 +105,7 @@ def test_a_dry_run_changes_nothing(laptop: Laptop, dry_run: str) -> None:
     assert patched == (dry_run == "server")
 
 
+@pytest.mark.long
 def test_cancel_deletes_and_names_remaining_objects(laptop: Laptop) -> None:
     laptop.job("run")
     laptop.job("other")
@@ -110,6 +118,7 @@ def test_cancel_deletes_and_names_remaining_objects(laptop: Laptop) -> None:
     assert "PVCs are deleted, except run-checkpoints." in result.stderr
 
 
+@pytest.mark.long
 def test_a_wrong_name_does_not_affect_the_others(laptop: Laptop) -> None:
     laptop.job("run")
     result = laptop.run("cancel", "rum", "run", "run")
@@ -121,6 +130,7 @@ def test_a_wrong_name_does_not_affect_the_others(laptop: Laptop) -> None:
     assert "Job rum, run not found in namespace ns. Nothing was deleted." in result.stderr
 
 
+@pytest.mark.long
 def test_a_job_that_is_gone_after_the_question_does_not_affect_the_others(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,11 +149,13 @@ def test_a_job_that_is_gone_after_the_question_does_not_affect_the_others(
     assert ("torchrunjobs", "other") not in laptop.server.objects
 
 
+@pytest.mark.long
 def test_one_node_is_not_many(laptop: Laptop) -> None:
     laptop.job("run", spec=ELASTIC, status={"phase": "Running"})
     assert "from 2 to 1 node." in laptop.run("scale", "run", "--nodes", "1").stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "deleted"), [("y", True), ("Yes", True), ("n", False), ("", False)]
 )
@@ -185,6 +197,7 @@ def begin_limit_at(monkeypatch: pytest.MonkeyPatch, state: Callable[[Job], bool]
     monkeypatch.setattr(wait, "until", until_after_state)
 
 
+@pytest.mark.long
 def test_wait_ends_with_the_condition_or_the_timeout(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +210,7 @@ def test_wait_ends_with_the_condition_or_the_timeout(
     assert laptop.run("suspend", "run", "--wait=Sunday").exit_code == 2
 
 
+@pytest.mark.long
 def test_wait_ends_with_the_run(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.once_watched(lambda: laptop.job("run", status={"phase": "Failed"}))
@@ -223,6 +237,7 @@ def play_writes(laptop: Laptop, *statuses: dict[str, object]) -> list[dict[str, 
     return left
 
 
+@pytest.mark.long
 def test_wait_ignores_what_was_before_the_change(laptop: Laptop) -> None:
     left = play_writes(laptop, running(2, 2), running(3, 2), running(4, 2))
     result = laptop.run("scale", "run", "--nodes", "4", "--wait")
@@ -232,6 +247,7 @@ def test_wait_ignores_what_was_before_the_change(laptop: Laptop) -> None:
     assert left == []
 
 
+@pytest.mark.long
 def test_wait_for_a_size_that_does_not_come(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,11 +259,13 @@ def test_wait_for_a_size_that_does_not_come(
     assert "Its size is 3." in result.stderr
 
 
+@pytest.mark.long
 def test_wait_for_a_size_ends_with_the_run(laptop: Laptop) -> None:
     play_writes(laptop, {"phase": "Succeeded", "numNodes": 2, "observedGeneration": 1})
     assert laptop.run("scale", "run", "--nodes", "4", "--wait").exit_code == 0
 
 
+@pytest.mark.long
 def test_a_job_that_is_deleted_during_the_wait(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))
@@ -270,6 +288,7 @@ def test_which_values_are_conditions() -> None:
         check("x")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("condition", "code"), [("Succeeded", 0), ("Complete", 1)])
 def test_submit_can_wait_without_following(laptop: Laptop, condition: str, code: int) -> None:
     play_controller(laptop.server)  # sets no other condition than WorkspaceReady
@@ -287,6 +306,7 @@ def press(laptop: Laptop, path: str, times: list[str], most: int) -> None:
     laptop.server.hooks.append(hook)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["/proxy/", "/log"])
 def test_one_ctrl_c_detaches_from_a_run(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str
@@ -300,6 +320,7 @@ def test_one_ctrl_c_detaches_from_a_run(
     assert ("torchrunjobs", "run") in laptop.server.objects
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", ["/proxy/", "/log"])
 def test_two_ctrl_c_delete_the_job(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch, path: str
@@ -316,6 +337,7 @@ def test_two_ctrl_c_delete_the_job(
     assert ("torchrunjobs", "run") not in laptop.server.objects
 
 
+@pytest.mark.long
 def test_a_third_ctrl_c_warns_that_the_job_may_exist(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,11 +353,13 @@ def test_a_third_ctrl_c_warns_that_the_job_may_exist(
     assert "Stopped while job run was being deleted" in result.stderr
 
 
+@pytest.mark.long
 def test_run_returns_the_result_of_the_job(laptop: Laptop) -> None:
     play_controller(laptop.server, "Failed")
     assert laptop.run("run", "--name", "run", "x").exit_code == 1
 
 
+@pytest.mark.long
 def test_run_can_detach(laptop: Laptop) -> None:
     play_controller(laptop.server, "Failed")
     result = laptop.run("run", "--name", "run", "--detach", "-o", "name", "x")
@@ -343,6 +367,7 @@ def test_run_can_detach(laptop: Laptop) -> None:
     assert laptop.run("run", "-o", "name", "x").exit_code == 2
 
 
+@pytest.mark.long
 def test_ctrl_c_during_the_creation_warns_that_the_job_may_exist(laptop: Laptop) -> None:
     def hook(request: web.Request) -> None:
         if request.method == "POST":

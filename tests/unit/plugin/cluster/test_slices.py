@@ -119,6 +119,7 @@ def test_values_that_are_no_objects_are_named(body: Any) -> None:
         _object(json.dumps(body).encode(), JOBS)
 
 
+@pytest.mark.long
 def test_an_unreadable_job_is_one_line_of_the_list(laptop: Laptop) -> None:
     laptop.job("good", status={"phase": "Running"})
     laptop.job("bad", status=BAD)
@@ -132,6 +133,7 @@ def test_an_unreadable_job_is_one_line_of_the_list(laptop: Laptop) -> None:
     assert "good" in laptop.run("list", "-o", "name").stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [["status", "bad"], ["why", "bad"], ["logs", "bad", "-f"]])
 def test_an_unreadable_job_names_the_field(laptop: Laptop, words: list[str]) -> None:
     laptop.job("bad", status=BAD)
@@ -147,6 +149,7 @@ def ends(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Succeeded"})
 
 
+@pytest.mark.long
 def test_an_unreadable_pod_stops_nothing(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.worker("run", 0, 0, HELLO)

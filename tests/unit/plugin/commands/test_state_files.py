@@ -28,6 +28,7 @@ def state_folder(laptop: Laptop, claim: Path) -> Path:
     return claim
 
 
+@pytest.mark.long
 def test_files_are_printed_with_their_names(laptop: Laptop, state_folder: Path) -> None:
     result = laptop.run("state-files", "run", "sdk")
     assert result.exit_code == 0, result.output
@@ -36,6 +37,7 @@ def test_files_are_printed_with_their_names(laptop: Laptop, state_folder: Path) 
     assert laptop.run("state-files", "run", "sdk/c1/1.left").stdout == second
 
 
+@pytest.mark.long
 def test_without_a_path_all_files_are_printed(laptop: Laptop, state_folder: Path) -> None:
     (state_folder / "top").write_bytes(b"\xff\n")
     stdout = laptop.run("state-files", "run").stdout_bytes
@@ -43,6 +45,7 @@ def test_without_a_path_all_files_are_printed(laptop: Laptop, state_folder: Path
     assert stdout.endswith(b"==> top <==\n\xff\n\n")
 
 
+@pytest.mark.long
 def test_files_are_printed_in_parts(
     laptop: Laptop, state_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,12 +63,14 @@ def test_files_are_printed_in_parts(
     assert max(sizes) <= 1 << 16
 
 
+@pytest.mark.long
 def test_names_of_files(laptop: Laptop, state_folder: Path) -> None:
     shown = laptop.run("state-files", "run", "-o", "name").stdout
     assert shown == "sdk/c1/0.left\nsdk/c1/1.left\n"
     assert laptop.run("state-files", "run", "none", "-o", "name").exit_code == 2
 
 
+@pytest.mark.long
 def test_a_missing_file_is_no_cluster_error(laptop: Laptop, state_folder: Path) -> None:
     result = laptop.run("state-files", "run", "other")
     assert result.exit_code == 2
@@ -80,6 +85,7 @@ def test_paths_stay_in_the_state_directory(laptop: Laptop, state_folder: Path, p
     assert not (state_folder.parents[1] / "execs").exists()
 
 
+@pytest.mark.long
 def test_an_unreadable_file_is_reported(laptop: Laptop, state_folder: Path) -> None:
     (state_folder.parents[1] / "bin" / "sh").write_text("#!/bin/false\n")
     (state_folder.parents[1] / "bin" / "sh").chmod(0o755)

@@ -33,6 +33,7 @@ def deployed(container: dict[str, object]) -> dict[str, object]:
     return {**DEPLOYMENT, "spec": {"replicas": 1, "template": template}}
 
 
+@pytest.mark.long
 def test_a_healthy_cluster(laptop: Laptop) -> None:
     play_cluster(laptop)
     result = laptop.run("doctor")
@@ -52,6 +53,7 @@ NO_IMAGE = {"state": {"waiting": {"reason": "ErrImagePull", "message": "c:1: not
 STALE = {"spec": {"holderIdentity": "p", "renewTime": HOUR_AGO}}
 
 
+@pytest.mark.long
 def test_a_controller_that_does_not_start_has_a_reason(laptop: Laptop) -> None:
     pods = {"items": [{"status": {"containerStatuses": [NO_IMAGE]}}]}
     play_cluster(laptop, deployments={"items": [DEAD]}, pods=pods)
@@ -63,6 +65,7 @@ ENDED = {"terminated": {"message": WRONG + "\n"}}
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "status", [{"state": ENDED}, {"state": BACK_OFF, "lastState": ENDED}], ids=["ended", "waits"]
 )
@@ -76,6 +79,7 @@ def test_a_controller_with_a_wrong_setting_is_quoted(
     assert text.endswith(f"; {WRONG}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "container",
     [
@@ -98,6 +102,7 @@ def test_the_leader_is_found_by_the_lease_of_the_deployment(
     assert "pod-a, renewed" in laptop.run("doctor").stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changed", "code", "verdict", "text"),
     [
@@ -121,6 +126,7 @@ def test_each_problem_is_reported(
     assert (" failed." in result.stderr) == (code == 1)
 
 
+@pytest.mark.long
 def test_a_controller_of_the_own_namespace_is_found(laptop: Laptop) -> None:
     own = "/apis/apps/v1/namespaces/ns/deployments"
     play_cluster(laptop, deployments=403)
@@ -130,6 +136,7 @@ def test_a_controller_of_the_own_namespace_is_found(laptop: Laptop) -> None:
     assert "1 of 1 ready, image c:1" in laptop.run("doctor").stdout
 
 
+@pytest.mark.long
 def test_a_controller_in_a_namespace_that_cannot_be_read_may_be_installed(laptop: Laptop) -> None:
     own = "/apis/apps/v1/namespaces/ns/deployments"
     play_cluster(laptop, deployments=403)
@@ -142,6 +149,7 @@ def test_a_controller_in_a_namespace_that_cannot_be_read_may_be_installed(laptop
     assert (found["verdict"], "you may not" in found["text"]) == ("skip", True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "container",
     [
@@ -166,6 +174,7 @@ def test_a_controller_of_another_namespace_is_none(
     assert laptop.run("doctor").exit_code == 0
 
 
+@pytest.mark.long
 def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     lines = (
         "[+] lease ok\n[-] permissions: grant the controller's role create jobs.batch\n"
@@ -190,6 +199,7 @@ def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     assert "no permission to read it: no proxy for you" in result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("forbidden", "code", "text"),
     [
@@ -205,6 +215,7 @@ def test_each_permission_is_checked(laptop: Laptop, forbidden: str, code: int, t
     assert "the role edit in namespace ns" in result.stdout
 
 
+@pytest.mark.long
 def test_reviews_that_are_refused_are_not_permissions(laptop: Laptop) -> None:
     play_cluster(laptop)
     laptop.server.hooks.append(
@@ -214,6 +225,7 @@ def test_reviews_that_are_refused_are_not_permissions(laptop: Laptop) -> None:
     assert (found["verdict"], found["text"][:11]) == ("skip", "Not checked")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("word", ["apis", "storageclasses", "nodes", "deployments"])
 @pytest.mark.parametrize("broken", [403, "not JSON"])
 def test_a_request_that_fails_costs_only_the_checks_that_need_it(
@@ -234,6 +246,7 @@ def test_a_request_that_fails_costs_only_the_checks_that_need_it(
     assert "could not be made" in result.stderr
 
 
+@pytest.mark.long
 def test_requests_are_few(laptop: Laptop) -> None:
     play_cluster(laptop)
     laptop.run("doctor")

@@ -34,6 +34,7 @@ def job(laptop: Laptop) -> Laptop:
     return laptop
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "printed"),
     [
@@ -51,6 +52,7 @@ def test_logs_of_a_container(job: Laptop, flags: list[str], printed: list[str]) 
     assert result.stdout.splitlines() == printed
 
 
+@pytest.mark.long
 def test_new_lines_of_the_latest_pod_are_followed(job: Laptop) -> None:
     def read(request: web.Request) -> None:
         if request.path.endswith("/log") and request.query["follow"] == "true":
@@ -63,6 +65,7 @@ def test_new_lines_of_the_latest_pod_are_followed(job: Laptop) -> None:
     assert result.stdout.splitlines()[-1] == "[1] 2026-01-01T00:00:06.000000000Z fetched"
 
 
+@pytest.mark.long
 def test_a_pod_that_is_deleted_meanwhile_ends_the_log(job: Laptop) -> None:
     def read(request: web.Request) -> None:
         if request.path.endswith("/pods/run-sync-1"):
@@ -72,6 +75,7 @@ def test_a_pod_that_is_deleted_meanwhile_ends_the_log(job: Laptop) -> None:
     assert job.run("logs", "run", "-c", "sync", "--follow").exit_code == 0
 
 
+@pytest.mark.long
 def test_no_such_container(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     result = laptop.run("logs", "run", "-c", "setup")

@@ -1,6 +1,10 @@
 """The command `logs`, with the proxy of kubectl and an API server in memory."""
 
+import pytest
+
 from ..laptop import LABELS, Laptop, interrupt_at, play_controller, waiting_job
+
+pytestmark = pytest.mark.long  # processes
 
 
 def test_logs_of_the_newest_attempt_are_merged(laptop: Laptop) -> None:

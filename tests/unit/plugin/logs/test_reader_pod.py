@@ -10,6 +10,8 @@ from ..api_server import refusal
 from ..claim import ENDED, play_kubelet, remaining_readers, write
 from ..laptop import Laptop
 
+pytestmark = pytest.mark.long  # processes
+
 
 def test_the_claim_of_a_finished_job_is_read_by_a_temporary_pod(
     laptop: Laptop, claim: Path

@@ -42,6 +42,7 @@ def a_job(laptop: Laptop) -> None:
     laptop.worker("run", 2, 1, **DIED)
 
 
+@pytest.mark.long
 def test_one_view_without_a_terminal(laptop: Laptop) -> None:
     a_job(laptop)
     result = laptop.run("status", "run")
@@ -60,6 +61,7 @@ def test_one_view_without_a_terminal(laptop: Laptop) -> None:
     assert "\x1b" not in result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_any_size_of_the_screen_works(laptop: Laptop, width: int) -> None:
     from kubectl_torchrun.cluster.kubectl import Target
@@ -77,6 +79,7 @@ def test_any_size_of_the_screen_works(laptop: Laptop, width: int) -> None:
     assert lines[-1].startswith("... and ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])
 def test_watching_without_a_terminal_prints_changes_until_the_end(
     laptop: Laptop, phase: str, code: int
@@ -92,6 +95,7 @@ def test_watching_without_a_terminal_prints_changes_until_the_end(
     ]
 
 
+@pytest.mark.long
 def test_the_wide_view_is_not_cut(laptop: Laptop) -> None:
     a_job(laptop)
     out = laptop.run("status", "run", "-o", "wide").stdout
@@ -99,6 +103,7 @@ def test_the_wide_view_is_not_cut(laptop: Laptop) -> None:
     assert "no GPUs " * 19 in out
 
 
+@pytest.mark.long
 def test_a_job_that_is_deleted_during_the_watch(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running"})
     laptop.once_watched(lambda: laptop.server.delete("torchrunjobs", "run"))
@@ -107,6 +112,7 @@ def test_a_job_that_is_deleted_during_the_watch(laptop: Laptop) -> None:
     assert "was deleted" in result.stderr
 
 
+@pytest.mark.long
 def test_machine_readable_output(laptop: Laptop) -> None:
     a_job(laptop)
     assert json.loads(laptop.run("status", "run", "-o", "json").stdout)["status"]["gpus"] == 16
@@ -168,6 +174,7 @@ def test_a_narrow_line_has_no_bar() -> None:
     assert "#" not in progress_line(ProgressSlice(step=7, total_steps=9), 60, running=True)
 
 
+@pytest.mark.long
 def test_the_status_of_a_running_job_has_rate_and_eta(laptop: Laptop) -> None:
     progress = {
         "step": 0,
@@ -183,6 +190,7 @@ def test_the_status_of_a_running_job_has_rate_and_eta(laptop: Laptop) -> None:
     assert "ETA" not in laptop.run("status", "run").stdout
 
 
+@pytest.mark.long
 def test_why_prints_the_attempts_and_the_last_lines(laptop: Laptop) -> None:
     a_job(laptop)
     failure = {"message": "run-r1-2: exit code 3", "reason": "Error"}
@@ -195,6 +203,7 @@ def test_why_prints_the_attempts_and_the_last_lines(laptop: Laptop) -> None:
     assert "  progress: step 50 of 200" in out
 
 
+@pytest.mark.long
 def test_why_names_a_failure_that_repeats(laptop: Laptop) -> None:
     end = {"reason": "Exception", "message": "Pod run-0-abcde: ValueError: bad batch (rank 0)."}
     laptop.job("run", status={"attempts": [{"number": number, **end} for number in range(3)]})
@@ -225,6 +234,7 @@ def test_why_omits_the_failure_table_of_torchrun() -> None:
     assert of_ranks(TORCHRUN) == TORCHRUN[-TAIL:], "the table is better than no output"
 
 
+@pytest.mark.long
 def test_why_reads_the_copied_log_of_a_deleted_pod(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +274,7 @@ def test_which_copy_is_read(message: str, expected: tuple[int, int] | None) -> N
     assert attempt_and_node("run", message) == expected
 
 
+@pytest.mark.long
 def test_why_shows_a_broken_edit_of_a_running_pod(laptop: Laptop) -> None:
     laptop.job("run", spec={"jobQueue": "q", "development": True}, status={"phase": "Running"})
     laptop.worker("run", 0)

@@ -169,6 +169,7 @@ def lines_of(output: str) -> list[bytes]:
     return [line.removeprefix("[0] ").encode() for line in output.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("follow", [(), ("--follow",)])
 def test_logs_end_with_the_traceback_of_the_user(failed: Laptop, follow: tuple[str, ...]) -> None:
     assert lines_of(failed.run("logs", "run", *follow).stdout) == [*USER, FOLDED]
@@ -176,11 +177,13 @@ def test_logs_end_with_the_traceback_of_the_user(failed: Laptop, follow: tuple[s
     assert lines_of(raw) == [*USER, *REPORT]
 
 
+@pytest.mark.long
 def test_tail_counts_printed_lines(failed: Laptop) -> None:
     assert lines_of(failed.run("logs", "run", "--tail", "2").stdout) == [USER[-1], FOLDED]
     assert lines_of(failed.run("logs", "run", "--tail", "2", "--raw").stdout) == REPORT[-2:]
 
 
+@pytest.mark.long
 def test_the_folded_line_has_a_time(failed: Laptop) -> None:
     shown = failed.run("logs", "run", "--timestamps", "--tail", "1").stdout
     assert shown == f"[0] 2026-01-01T00:00:00.040000000Z {FOLDED.decode()}\n"

@@ -70,6 +70,7 @@ def kept_by_rules(text: str) -> set[str]:
     return {path for path in PATHS if not ignored(path)}
 
 
+@pytest.mark.long
 @examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(LINES, min_size=1, max_size=3))
 def test_the_same_files_are_included_as_by_git(repository: Path, lines: list[str]) -> None:

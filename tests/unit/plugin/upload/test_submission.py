@@ -17,6 +17,7 @@ from ..api_server import refusal
 from ..laptop import READY, Laptop, interrupt_at, play_controller, waiting_job
 
 
+@pytest.mark.long
 def test_from_a_directory_to_the_result(laptop: Laptop) -> None:
     play_controller(laptop.server)
     result = laptop.run("submit", "--name", "run", "python train.py")
@@ -30,6 +31,7 @@ def test_from_a_directory_to_the_result(laptop: Laptop) -> None:
     assert "Succeeded\n" in result.stderr
 
 
+@pytest.mark.long
 def test_a_failed_run_is_exit_code_1(laptop: Laptop) -> None:
     play_controller(laptop.server, "Failed")
     assert laptop.run("submit", "--name", "run", "python train.py").exit_code == 1
@@ -64,6 +66,7 @@ def patches(laptop: Laptop) -> list[str]:
     return [request for request in laptop.server.requests if request.startswith("PATCH")]
 
 
+@pytest.mark.long
 def test_a_job_that_repeats_a_failure_is_suspended(laptop: Laptop) -> None:
     play_repeated_failure(laptop)
     laptop.server.hooks.pop()
@@ -79,6 +82,7 @@ def test_a_job_that_repeats_a_failure_is_suspended(laptop: Laptop) -> None:
     assert "kubectl torchrun resume run -n ns" in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("--keep-retrying",)], ids=["no terminal", "flag"])
 def test_a_job_may_repeat_a_failure(laptop: Laptop, flags: tuple[str, ...]) -> None:
     play_repeated_failure(laptop)
@@ -86,6 +90,7 @@ def test_a_job_may_repeat_a_failure(laptop: Laptop, flags: tuple[str, ...]) -> N
     assert (result.exit_code, patches(laptop)) == (1, [])
 
 
+@pytest.mark.long
 def test_with_output_json_stdout_is_the_job(laptop: Laptop) -> None:
     play_controller(laptop.server)
     result = laptop.run("submit", "--name", "run", "-o", "json", "python train.py")
@@ -94,12 +99,14 @@ def test_with_output_json_stdout_is_the_job(laptop: Laptop) -> None:
     assert "kubectl torchrun logs run --follow -n ns" in result.stderr
 
 
+@pytest.mark.long
 def test_a_dry_run_creates_nothing(laptop: Laptop) -> None:
     result = laptop.run("submit", "--dry-run", "-o", "name", "--name", "run", "x")
     assert (result.exit_code, result.stdout) == (0, "torchrunjob.torchrun.ai/run\n")
     assert ("torchrunjobs", "run") not in laptop.server.objects
 
 
+@pytest.mark.long
 def test_a_lost_response_creates_no_second_job(laptop: Laptop) -> None:
     play_controller(laptop.server)
     lost: list[str] = []
@@ -124,6 +131,7 @@ def test_a_lost_response_creates_no_second_job(laptop: Laptop) -> None:
     assert sum(request.startswith("POST") for request in laptop.server.requests) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("status", "code"), [(500, 0), (504, 0), (429, 2)])
 def test_a_job_that_is_stored_in_spite_of_an_error_is_no_conflict(
     laptop: Laptop, status: int, code: int
@@ -156,6 +164,7 @@ class Failure(web.HTTPException):
         super().__init__(text=json.dumps(body), content_type="application/json")
 
 
+@pytest.mark.long
 def test_the_job_of_another_command_is_a_conflict(laptop: Laptop) -> None:
     play_controller(laptop.server)
     assert laptop.run("submit", "--name", "run", "python train.py").exit_code == 0
@@ -176,6 +185,7 @@ def test_the_job_of_another_command_is_a_conflict(laptop: Laptop) -> None:
 GONE: JsonObject = {"kind": "Status", "code": 410, "message": "too old resource version"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("event", [None, {"type": "ERROR", "object": GONE}], ids=["end", "expire"])
 def test_ended_and_expired_watches_are_resumed(laptop: Laptop, event: JsonObject | None) -> None:
     play_controller(laptop.server)
@@ -197,6 +207,7 @@ def always(code: int, message: str, **details: object) -> Answer:
     return lambda _: refusal(code, message, **details)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "code", "message"),
     [
@@ -224,6 +235,7 @@ def test_refusals_say_what_to_do(laptop: Laptop, answer: Answer, code: int, mess
     assert "Traceback" not in result.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "message",
     [
@@ -238,6 +250,7 @@ def test_a_refusal_of_admission_is_no_missing_role(laptop: Laptop, message: str)
     assert result.stderr.endswith(f"Error: The API server refused the request: {message}\n")
 
 
+@pytest.mark.long
 def test_submit_with_a_queue_works_without_permission_to_list_queues(laptop: Laptop) -> None:
     play_controller(laptop.server)
 
@@ -250,6 +263,7 @@ def test_submit_with_a_queue_works_without_permission_to_list_queues(laptop: Lap
     assert laptop.run("submit", "x").exit_code == 4
 
 
+@pytest.mark.long
 def test_a_forbidden_upload_leaves_the_job_waiting(laptop: Laptop) -> None:
     play_controller(laptop.server)
 
@@ -263,6 +277,7 @@ def test_a_forbidden_upload_leaves_the_job_waiting(laptop: Laptop) -> None:
     assert "kubectl torchrun sync run -n ns" in result.stderr
 
 
+@pytest.mark.long
 def test_the_commands_to_continue_have_the_directory_and_the_overlay(
     laptop: Laptop, tmp_path: Path
 ) -> None:
@@ -279,6 +294,7 @@ def test_the_commands_to_continue_have_the_directory_and_the_overlay(
     assert f"  {sync} --watch -n ns --kubeconfig=" in result.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -295,6 +311,7 @@ def test_ctrl_c_prints_the_current_state(laptop: Laptop, path: str, message: str
     assert message in result.stderr
 
 
+@pytest.mark.long
 def test_ctrl_c_never_deletes_a_job_that_may_be_another_one(laptop: Laptop) -> None:
     interrupt_at(laptop.server, "/torchrunjobs")
     result = laptop.run("run", "--name", "run", "--queue", "q", "x")
@@ -303,6 +320,7 @@ def test_ctrl_c_never_deletes_a_job_that_may_be_another_one(laptop: Laptop) -> N
     assert "to delete job" not in result.stderr
 
 
+@pytest.mark.long
 def test_sync_uploads_the_directory_of_a_waiting_job(laptop: Laptop) -> None:
     waiting_job(laptop.server)
     play_controller(laptop.server)
@@ -316,6 +334,7 @@ def test_sync_uploads_the_directory_of_a_waiting_job(laptop: Laptop) -> None:
     assert laptop.server.uploaded.startswith(b"PK")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("conditions", "when"), [([], "now"), (READY, "for its next pods")])
 def test_sync_requests_a_new_fetch(
     laptop: Laptop, conditions: list[dict[str, object]], when: str
@@ -330,6 +349,7 @@ def test_sync_requests_a_new_fetch(
     assert job["metadata"]["annotations"]["torchrun.ai/sync-requested"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("job", "message"),
     [

@@ -229,6 +229,7 @@ RULES = st.sampled_from(
 )
 
 
+@pytest.mark.long
 @examples(30)
 @given(st.dictionaries(PLACES, st.lists(RULES, min_size=1, max_size=3), max_size=3))
 def test_nested_ignore_files_work_as_in_git(

@@ -91,6 +91,7 @@ def test_another_namespace_is_refused(tmp_path: Path) -> None:
         job_manifest.build(request, "ns", "0")
 
 
+@pytest.mark.long
 def test_the_job_is_created_with_its_overlay_files(laptop: Laptop, tmp_path: Path) -> None:
     play_controller(laptop.server)
     file = tmp_path / "job.json"
@@ -109,6 +110,7 @@ def test_the_job_is_created_with_its_overlay_files(laptop: Laptop, tmp_path: Pat
     assert laptop.server.objects["torchrunjobs", "run"]["spec"]["jobQueue"] == "q"
 
 
+@pytest.mark.long
 def test_the_name_of_the_file_overrides_torchrun_toml(laptop: Laptop, tmp_path: Path) -> None:
     Path("torchrun.toml").write_text('name = "mine"\n')
     file = tmp_path / "job.yaml"
