@@ -258,7 +258,7 @@ OPTIONS: Final = (
         integer(0, MAX_JOBS),
         f"an integer from 0 to {MAX_JOBS}",
         "0",
-        "Maximum number of jobs with their own series in /metrics. 0: none.",
+        "Maximum number of jobs whose progress has series in /metrics. 0: none.",
     ),
     Option(
         _PROCESS,

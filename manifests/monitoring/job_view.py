@@ -1,6 +1,6 @@
-"""The dashboard of one job: state and progress."""
+"""The dashboard of one job: its progress."""
 
-from panels import Panel, Row, Variable, dashboard, tile
+from panels import Panel, Row, Variable, dashboard
 
 J = '{job_namespace="$namespace", torchrun_job="$torchrun_job"}'
 
@@ -10,68 +10,15 @@ def of(metric: str) -> str:
     return f"max(torchrun_job_{metric}{J})"
 
 
-STANDS = Row(
-    "Overview (the controller needs --metrics-jobs=N for this dashboard)",
-    (
-        Panel(
-            "Phase and reason",
-            "Phase, as `kubectl get tj` shows it.",
-            ((f"max by (queue, phase, reason) (torchrun_job_info{J})", ""),),
-            kind="table", width=12, height=4,
-        ),
-        tile(
-            "Time in this phase",
-            "Time in the current phase.",
-            f"time() - {of('phase_start_timestamp_seconds')}",
-            unit="s",
-        ),
-        tile(
-            "GPUs",
-            "Number of the current attempt.",
-            of("gpus"),
-        ),
-        tile(
-            "Ran before",
-            "Running time of all previous attempts.",
-            of("running_seconds"),
-            unit="s",
-        ),
-        Panel(
-            "Workers",
-            "Desired, running and ready pods. A pod is ready when its command runs.",
-            ((f"max by (state) (torchrun_job_workers{J})", "{{state}}"),),
-            width=12,
-        ),
-        Panel(
-            "Restarts so far",
-            "Restarts that count towards maxRestarts, and those that do not (disruptions, "
-            "ignored failures).",
-            ((f"max by (counted) (torchrun_job_restarts{J})", "counted: {{counted}}"),),
-            width=12,
-        ),
-    ),
-)  # fmt: skip
-
 PROGRESS = Row(
-    "Progress (jobs that call torchrun_progress.report)",
+    "Progress (jobs that call torchrun_progress.report; the controller needs --metrics-jobs=N)",
     (
-        Panel(
-            "Steps",
-            "Completed and total steps.",
-            ((of("step"), "done"), (of("total_steps"), "in all")),
-        ),
+        Panel("Steps", "Completed steps.", ((of("step"), "done"),)),
         Panel("Loss", "Last reported loss.", ((of("loss"), "loss"),)),
         Panel(
             "Samples per second",
             "Throughput of the whole job.",
             ((of("samples_per_second"), "samples per second"),),
-        ),
-        Panel(
-            "Time left",
-            "Estimate from the rate of the last ten minutes.",
-            ((f"({of('total_steps')} - {of('step')})"
-              f" / (max(deriv(torchrun_job_step{J}[10m])) > 0)", "time left"),),
-            unit="s",
         ),
     ),
 )  # fmt: skip
@@ -81,14 +28,14 @@ VIEW = dashboard(
     "Torchrun / Job",
     "One job. The controller exports series for at most --metrics-jobs jobs.",
     (
-        Variable("namespace", "Namespace", "torchrun_job_info", "job_namespace", multi=False),
+        Variable("namespace", "Namespace", "torchrun_job_step", "job_namespace", multi=False),
         Variable(
             "torchrun_job",
             "Job",
-            'torchrun_job_info{job_namespace="$namespace"}',
+            'torchrun_job_step{job_namespace="$namespace"}',
             "torchrun_job",
             multi=False,
         ),
     ),
-    (STANDS, PROGRESS),
+    (PROGRESS,),
 )

@@ -1,4 +1,4 @@
-"""Series of single jobs, for at most --metrics-jobs jobs; the default is 0.
+"""Progress of single jobs, for at most --metrics-jobs jobs; the default is 0.
 
 An unfinished job gets a place when one is free, and keeps it. A finished job keeps its place until
 another job needs it, so that its last values are visible.
@@ -13,8 +13,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TERMINAL, Progress
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
-from torchrun_controller.metrics.changes import phase_since
-from torchrun_controller.metrics.labels import MAX_LENGTH, OTHERS, Reasons
+from torchrun_controller.metrics.labels import MAX_LENGTH
 
 MAX_JOBS = 100  # largest value of the setting: /metrics stays under 1 MB
 _JOB = ("job_namespace", "torchrun_job")
@@ -42,7 +41,6 @@ class PerJobMetrics(Collector):
         self._exported: dict[Key, None] = {}
         self._waiting: dict[Key, None] = {}  # in the order of arrival
         self._finished: dict[Key, None] = {}  # the finished ones of `_exported`
-        self._reasons = Reasons()
 
     def job_changed(self, change: Change[TorchrunJob], initial: bool) -> None:
         """Record a change of a job. An informer's `on_change`."""
@@ -83,9 +81,8 @@ class PerJobMetrics(Collector):
         if self._leads():
             for key in self._exported:
                 job = self._get(*key)
-                if job is not None:
-                    progress = self._progress(key) or job.status.progress
-                    families.add(job, progress, self._reasons)
+                if job is not None and (progress := self._progress(key) or job.status.progress):
+                    families.add(job, progress)
         yield from families.all()
 
 
@@ -93,31 +90,7 @@ class _Families:
     """Name, HELP and labels of each family."""
 
     def __init__(self) -> None:
-        self.info = _family(
-            "info",
-            "1 for each job with its own series (see --metrics-jobs), with queue, phase and "
-            "reason.",
-            ("queue", "phase", "reason"),
-        )
-        self.since = _family(
-            "phase_start_timestamp_seconds", "Unix time at which the current phase began."
-        )
-        self.workers = _family(
-            "workers",
-            "Workers of the current gang by state: wanted, running, and ready (the command runs).",
-            ("state",),
-        )
-        self.gpus = _family("gpus", "GPUs of the current gang.")
-        self.restarts = _family(
-            "restarts",
-            "Attempts after the first. The label counted says whether maxRestarts counts them.",
-            ("counted",),
-        )
-        self.running = _family("running_seconds", "Running time of the attempts that ended.")
         self.step = _family("step", "Steps done, reported by torchrun_progress.report.")
-        self.steps = _family(
-            "total_steps", "Total number of steps, reported by torchrun_progress.report."
-        )
         self.loss = _family("loss", "Last loss reported by torchrun_progress.report.")
         self.samples = _family(
             "samples_per_second", "Samples per second reported by torchrun_progress.report."
@@ -127,29 +100,11 @@ class _Families:
         """Iterate over the families."""
         yield from vars(self).values()
 
-    def add(self, job: TorchrunJob, progress: Progress | None, reasons: Reasons) -> None:
+    def add(self, job: TorchrunJob, progress: Progress) -> None:
         """Add the values of one job."""
-        status = job.status
         labels = job.metadata.namespace[:MAX_LENGTH], job.metadata.name[:MAX_LENGTH]
-        queue = job.spec.job_queue
-        queue_label = queue if len(queue) <= MAX_LENGTH else OTHERS
-        phase = status.phase or "Pending"
-        self.info.add_metric((*labels, queue_label, phase, reasons.of(status.reason)), 1)
-        if (since := phase_since(job)) is not None:
-            self.since.add_metric(labels, since.timestamp())
-        if status.workers is not None:
-            self.workers.add_metric((*labels, "wanted"), status.num_nodes or 0)
-            self.workers.add_metric((*labels, "running"), status.workers.running)
-            self.workers.add_metric((*labels, "ready"), status.workers.ready)
-        self.gpus.add_metric(labels, status.gpus or 0)
-        self.restarts.add_metric((*labels, "yes"), status.restarts)
-        self.restarts.add_metric((*labels, "no"), status.disruptions)
-        self.running.add_metric(labels, status.running_seconds)
-        if progress is None:
-            return
         for family, value in (
             (self.step, progress.step),
-            (self.steps, progress.total_steps),
             (self.loss, progress.loss),
             (self.samples, progress.samples_per_second),
         ):
@@ -157,5 +112,5 @@ class _Families:
                 family.add_metric(labels, value)
 
 
-def _family(name: str, help_text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"torchrun_job_{name}", help_text, labels=(*_JOB, *labels))
+def _family(name: str, help_text: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"torchrun_job_{name}", help_text, labels=_JOB)

@@ -25,8 +25,8 @@ shipped alerts.
   admitted GPUs, so TorchrunQueueNotReady does not see them. `torchrun_queue_waiting_jobs` has at
   most 200 series. Further reasons share `(others)`, which TorchrunJobsBlocked does not see. A
   scrape stays below 1 MB.
-- **Single jobs** have series only with `--metrics-jobs=N` (`TORCHRUN_METRICS_JOBS`), for at most N
-  jobs.
+- **Single jobs** have series of their progress only with `--metrics-jobs=N`
+  (`TORCHRUN_METRICS_JOBS`), for at most N jobs.
 - **Exemplars:** in OpenMetrics the histograms of jobs have exemplars with the job's name. Start
   Prometheus with `--enable-feature=exemplar-storage` to see them in Grafana.
 - **Names:** the `workqueue_*` metrics have the names and meaning of client-go and

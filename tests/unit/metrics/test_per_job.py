@@ -3,7 +3,7 @@ from prometheus_client import CollectorRegistry
 
 from metrics_world import job
 from torchrun_api.job import TorchrunJob
-from torchrun_api.status import Progress, WorkersStatus
+from torchrun_api.status import Progress
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.per_job import PerJobMetrics
 
@@ -27,6 +27,7 @@ class World:
             key = made.metadata.namespace, made.metadata.name
             self.each.job_changed(Change(self.jobs.get(key), made), False)
             self.jobs[key] = made
+            self.reports[key] = Progress(step=1)
 
     def remove(self, name: str) -> None:
         self.each.job_changed(Change(self.jobs.pop(("team", name)), None), False)
@@ -36,7 +37,7 @@ class World:
             sample.labels["torchrun_job"]
             for family in self.registry.collect()
             for sample in family.samples
-            if sample.name == "torchrun_job_info"
+            if sample.name == "torchrun_job_step"
         )
 
 
@@ -87,29 +88,23 @@ def test_a_list_may_show_an_unfinished_job_in_place_of_a_finished_one() -> None:
 
 def test_the_series_of_a_job() -> None:
     world = World(1)
-    made = job("a", "Running", reason="WorkersRunning", gpus=16, since=30)
-    status = replace(
-        made.status,
-        num_nodes=2,
-        workers=WorkersStatus(running=2, ready=1),
-        restarts=3,
-        disruptions=1,
-        progress=Progress(step=7, total_steps=10, loss=0.5, samples_per_second=99.5),
-    )
-    world.put(replace(made, status=status))
+    made = job("a", "Running")
+    progress = Progress(step=7, loss=0.5, samples_per_second=99.5)
+    world.put(replace(made, status=replace(made.status, progress=progress)))
+    world.reports.clear()
     own = {"job_namespace": "team", "torchrun_job": "a"}
     value = world.registry.get_sample_value
-    info = {"queue": "gpu", "phase": "Running", "reason": "WorkersRunning"}
-    assert value("torchrun_job_info", own | info) == 1
-    since = made.metadata.creation_timestamp
-    assert since is not None
-    assert value("torchrun_job_phase_start_timestamp_seconds", own) == since.timestamp()
-    workers = {s: value("torchrun_job_workers", own | {"state": s}) for s in ("wanted", "ready")}
-    assert workers == {"wanted": 2, "ready": 1}
-    assert value("torchrun_job_restarts", own | {"counted": "yes"}) == 3
-    assert value("torchrun_job_gpus", own) == 16
     assert value("torchrun_job_step", own) == 7
     assert value("torchrun_job_loss", own) == 0.5
+    assert value("torchrun_job_samples_per_second", own) == 99.5
     world.reports["team", "a"] = Progress(step=8, loss=0.123456)
     assert value("torchrun_job_step", own) == 8
     assert value("torchrun_job_loss", own) == 0.123456, "the status has rounded numbers"
+
+
+def test_a_job_without_a_report_has_no_series() -> None:
+    world = World(1)
+    made = job("a", "Running")
+    world.jobs["team", "a"] = made
+    world.each.job_changed(Change(None, made), False)
+    assert world.shown() == []

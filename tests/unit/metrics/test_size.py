@@ -41,7 +41,7 @@ class Crowded(World):
             MAX_JOBS,
             leads=lambda: True,
             get=lambda namespace, name: self.jobs[namespace, name],
-            progress=lambda key: None,
+            progress=lambda key: Progress(step=10**9, loss=1 / 3, samples_per_second=1e9 / 7),
         )
         self.metrics.register(self.each)
         self.jobs: dict[tuple[str, str], TorchrunJob] = {}
@@ -133,7 +133,7 @@ def test_it_stays_under_a_megabyte_with_hostile_names() -> None:
         assert len(body) < LIMIT, f"{len(body)} bytes as {accept or 'text'}"
     # The largest families are present.
     assert body.count(b"torchrun_queue_jobs{") == (MAX_QUEUES + 1) * len(UNFINISHED)
-    assert body.count(b"torchrun_job_info{") == MAX_JOBS
+    assert body.count(b"torchrun_job_step{") == MAX_JOBS
     assert body.count(b"torchrun_queue_waiting_jobs{") >= MAX_WAITS
 
 

@@ -1,5 +1,8 @@
+from msgspec.structs import replace
+
 from metrics_world import job
 from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_JOBS
+from torchrun_api.status import Progress
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.manager import Components, Sessions, assemble
@@ -23,7 +26,9 @@ def assembled(*flags: str) -> Metrics:
     components = assembled_components(metrics, *flags)
     for informer in components.factory.informers:
         if informer.kind is TORCHRUN_JOBS:
-            informer._report_change(informer.store.upsert(job("a", "Running"), 1))
+            made = job("a", "Running")
+            status = replace(made.status, progress=Progress(step=7))
+            informer._report_change(informer.store.upsert(replace(made, status=status), 1))
             break
     return metrics
 
@@ -33,7 +38,7 @@ def test_a_leader_exports_the_jobs_of_its_caches() -> None:
     value = metrics.registry.get_sample_value
     assert value("torchrun_leader", {"lease": "", "scope": "team"}) == 1
     assert value("torchrun_jobs", {"phase": "Running"}) == 1
-    assert value("torchrun_job_gpus", {"job_namespace": "team", "torchrun_job": "a"}) == 0
+    assert value("torchrun_job_step", {"job_namespace": "team", "torchrun_job": "a"}) == 7
 
 
 def test_a_standby_exports_that_it_does_not_lead() -> None:
