@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
+from roles import granted
+from torchrun_controller.reconcile.schedulers.scheduler import GangScheduler
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
+
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 FOLDERS = ("crd", "controller", "rbac")
 KUSTOMIZATION = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text(encoding="utf-8"))
@@ -49,3 +53,12 @@ def test_job_pods_get_the_controllers_own_image() -> None:
     (image,) = KUSTOMIZATION["images"]
     assert env["TORCHRUN_RUNTIME_IMAGE"] == container["image"]
     assert container["image"] == f"{image['newName']}:{image['newTag']}"
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=lambda scheduler: scheduler.api.name)
+def test_the_role_grants_the_groups_of_each_scheduler(scheduler: GangScheduler) -> None:
+    verbs: tuple[str, ...] = ("list", "watch")
+    if scheduler.creates_groups:
+        verbs = (*verbs, "get", "create", "patch", "delete")
+    needed = {(verb, kind.resource) for verb in verbs for kind in scheduler.kinds}
+    assert needed <= granted("torchrun-controller")
