@@ -233,6 +233,7 @@ SERVE = (
 # Constants of the launcher's module.
 LAUNCHER_CONSTANTS = (
     "SETUP_FAILED",
+    "SDK_RAISED",
     "HUNG",
     "LAUNCH_FAILED",
     "NOT_EXECUTABLE",

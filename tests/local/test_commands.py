@@ -44,6 +44,33 @@ print("kept" if (folder / "step").exists() else "new", flush=True)
 """
 
 
+NOTE = """\
+error = ValueError("loss is NaN")
+error.add_note("while reading shard 3: connection reset by peer")
+raise error
+"""
+HOOK = """\
+import sys
+sys.excepthook = lambda kind, value, traceback: print("something went wrong", file=sys.stderr)
+raise FileNotFoundError("/data/train.bin")
+"""
+HANDLED = """\
+import sys, traceback
+try:
+    raise KeyError("lr")
+except KeyError:
+    traceback.print_exc()
+    sys.exit(1)
+"""
+FAILURES = """\
+class CheckpointException(Exception):
+    failures = {3: OSError("no space")}
+import atexit
+atexit.register(print, "cleaned up")
+raise CheckpointException("rank 3 cannot save")
+"""
+
+
 @dataclass(frozen=True)
 class Case:
     """One run. `out`, `err`: texts that stdout and stderr have; `absent`: neither has them."""
@@ -107,6 +134,15 @@ CASES = (
         ("-f", "job.yaml"),
         code=1,
         err=("no-such-program", "Failed"),
+    ),
+    *(
+        Case(name, "", {"say.py": script, "job.yaml": JOB + NEVER}, ("-f", "job.yaml"), 1, out, err)
+        for name, script, out, err in (
+            ("an exception with a note", NOTE, (), (": ValueError: loss is NaN (",)),
+            ("a replaced excepthook", HOOK, (), ("FileNotFoundError: /data/train.bin",)),
+            ("a handled exception", HANDLED, (), ("KeyError: 'lr'",)),
+            ("failures of others", FAILURES, ("cleaned up",), ("CheckpointException: rank 3",)),
+        )
     ),
     Case("a variable", "exec sh -c 'echo LR is $LR'", options=("-e", "LR=0.1"), out=("LR is 0.1",)),
     Case(

@@ -64,6 +64,7 @@ DEVELOPMENT_ANNOTATION = "torchrun.ai/development"
 
 # Exit codes of the container.
 SETUP_FAILED = 1
+SDK_RAISED = 86
 HUNG = 124
 LAUNCH_FAILED = 125
 NOT_EXECUTABLE = 126

@@ -14,13 +14,13 @@ import re
 from contextlib import suppress
 from typing import Mapping, NamedTuple
 
-from .contract import NOT_FOUND, PEER_LOSS
+from .contract import NOT_FOUND, PEER_LOSS, SDK_RAISED
 from .output import timestamp
 from .processes import signal_name
 from .supervise import CommandExit
 
 _PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
-_SIGTERM, _SIGKILL = 15, 9
+_SIGABRT, _SIGKILL, _SIGTERM = 6, 9, 15
 _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
 _EXCEPTION = 1  # exit code of a Python that an exception ends
 # How long a script may take to end after a program in it has failed, in any other way.
@@ -83,6 +83,8 @@ def is_peer_loss(cause: Cause) -> bool:
 def first_cause(causes: Mapping[int, Cause]) -> tuple[int, Cause]:
     """The node with the root cause, and the cause: a hang, a signal, the first exception.
 
+    NCCL aborts the ranks that have lost a peer, so SIGABRT comes after exceptions.
+
     The order is that of the controller (torchrun_controller.reconcile.gang.failures).
     """
 
@@ -95,8 +97,8 @@ def first_cause(causes: Mapping[int, Cause]) -> tuple[int, Cause]:
         if cause.signal == _SIGTERM:
             return 6, cause.time
         if cause.signal is not None:
-            return 2, cause.time
-        return (4 if is_peer_loss(cause) else 3), cause.time
+            return (4 if cause.signal == _SIGABRT else 2), cause.time
+        return (5 if is_peer_loss(cause) else 3), cause.time
 
     return min(causes.items(), key=order)
 
@@ -138,28 +140,48 @@ def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool)
         explaining = (r for r in of_rank if _explains(r, failed.exit_code, failed.time))
         return by_pid.get(failed.pid) or next(explaining, None)
 
-    def order(failed: Failed) -> tuple[bool, float]:
+    def order(failed: Failed) -> tuple[int, float]:
         report = report_of(failed)
-        text = report.message if report else failed.message
-        peer_loss = failed.exit_code == -_SIGTERM or bool(
-            failed.exit_code > 0 and _PEER_LOSS.search(text)
-        )
+        if report:
+            return (2 if _PEER_LOSS.search(report.message) else 0), report.time
         # torchrun's time is truncated to whole seconds, so it is never too late.
-        return peer_loss, report.time if report else failed.time
+        if failed.exit_code == -_SIGABRT:
+            return 1, failed.time
+        is_peer_loss = failed.exit_code > 0 and _PEER_LOSS.search(failed.message)
+        return (2 if failed.exit_code == -_SIGTERM or is_peer_loss else 0), failed.time
 
-    first = min(failures, key=order)
+    first = min([*failures, *_unlisted(failures, reports)], key=order)
     report = report_of(first)
+    if report:  # whatever ended the rank afterwards, as SIGTERM of torchrun
+        code = first.exit_code if first.exit_code > 0 else _EXCEPTION
+        moment = timestamp(report.time)
+        return Cause(code, first.rank, None, "Exception", report.message, moment)
     if first.exit_code < 0:
         return _of_signal(first.rank, -first.exit_code, first.time, out_of_memory)
-    if report:
-        moment = timestamp(report.time)
-        return Cause(first.exit_code, first.rank, None, "Exception", report.message, moment)
     return _of_exit(first.rank, first.exit_code, first.time, out_of_memory)
+
+
+def _unlisted(failures: list[Failed], reports: list[Report]) -> list[Failed]:
+    """The ranks that an exception was ending when torchrun looked at the others.
+
+    A rank may need seconds to end, for example while NCCL aborts. torchrun lists only those that
+    had ended, and stops the rest.
+    """
+    listed = {failed.rank for failed in failures}
+    last = max(failed.time for failed in failures) + 1.0  # whole seconds
+    return [
+        Failed(report.rank, report.pid, _EXCEPTION, report.time, report.message)
+        for report in reports
+        if report.rank is not None
+        and report.rank not in listed
+        and not (report.failures or report.nested)
+        and report.time <= last
+    ]
 
 
 def _explains(report: Report, exit_code: int, ended_at: float) -> bool:
     """Whether the exception is why a program around its process ended with the exit code."""
-    if ended_at - report.time < _RECENT_SECONDS:
+    if ended_at - report.time < _RECENT_SECONDS or exit_code == SDK_RAISED:
         return True
     return exit_code == _EXCEPTION and not report.nested
 
@@ -185,7 +207,7 @@ def _of_exit(rank: int | None, code: int, time: float, out_of_memory: bool) -> C
     if out_of_memory and code == 128 + _SIGKILL:  # a shell, whose program was killed
         return out_of_memory_of(rank, time)
     hint = "A program was not found." if code == NOT_FOUND else "See its log."
-    message = f"{_name(rank)} ended with exit code {code} and raised no exception. {hint}"
+    message = f"{_name(rank)} ended with exit code {code}. {hint}"
     return Cause(code, rank, None, "ExitCode", message, timestamp(time))
 
 

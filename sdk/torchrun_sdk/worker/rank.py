@@ -81,8 +81,8 @@ def _attempt(call: Call, root: Path, files: RankFiles) -> int:
     try:
         outcome: Result | Raised = _call(call, root, files.rank)
     except BaseException as error:
-        with suppress(BaseException):
-            traceback.print_exc()
+        with suppress(BaseException):  # prints the traceback, and reports it to the launcher
+            sys.excepthook(type(error), error, error.__traceback__)
         outcome = _raised(error, files.rank, start)
     if call.idle:
         print(END_OF_CALL.format(call=call.id))

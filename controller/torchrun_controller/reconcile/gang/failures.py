@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.gang import peer_loss
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.observed import ReportedFailure
 
-SIGKILL, SIGTERM = 9, 15
+SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 # Reasons of the pod's status. They win over the message of its container.
 POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
 # Reasons of a container without an exit status, by containerd and by the kubelet: its node has
@@ -86,13 +86,15 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
     elif failure.reason == HUNG:
         grade = 1
     elif failure.reason == POD_DELETED:
-        grade = 5
-    elif failure.signal == SIGTERM:
         grade = 6
+    elif failure.signal == SIGTERM:
+        grade = 7
+    elif failure.signal == SIGABRT:  # NCCL aborts the ranks that have lost a peer
+        grade = 4
     elif failure.signal:
         grade = 2
     elif peer_loss.is_secondary(failure):
-        grade = 4
+        grade = 5
     else:
         grade = 3
     return grade, failure.time or _LATEST

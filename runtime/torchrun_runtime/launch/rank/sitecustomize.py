@@ -2,7 +2,9 @@
 
 torchrun exits with 1 for any failing rank, and a rank without @record writes no error file. So two
 kinds of processes write a report when an exception ends them: a rank (which exception, and when),
-and torchrun itself, whose ChildFailedError has every rank's exit code.
+and torchrun itself, whose ChildFailedError has every rank's exit code. A program may replace
+sys.excepthook, so the exception is looked for once more at exit. One that a program handles with
+sys.exit(1), as click and Hydra do, counts as well.
 If the launcher watches for hangs, each Python also registers faulthandler on a real-time signal
 (TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a separate file.
 This module must not disturb the program: all errors are suppressed.
@@ -10,30 +12,36 @@ This module must not disturb the program: all errors are suppressed.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
 from contextlib import suppress
 from types import TracebackType
+from typing import NoReturn
 
 _FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
 _OUTER_PYTHON = "TORCHRUN_OUTER_PYTHON"  # pid and RANK
+_AGENT_ERROR = "ChildFailedError"  # of torch.distributed.elastic.multiprocessing.errors
 _nested = False
+_reported: list[BaseException] = []
 _LONGEST = 2000  # characters of a message
 
 
 def _report(kind: type[BaseException], value: BaseException) -> None:
     import json
-    import traceback
 
-    failures = getattr(value, "failures", None)
+    if any(value is reported for reported in _reported):
+        return
+    _reported.append(value)
+    failures = getattr(value, "failures", None) if _is_of_torchrun(kind) else None
     body = {
         "pid": os.getpid(),
         "time": time.time(),
         "rank": os.environ.get("RANK"),
         "nested": _nested,
         "type": kind.__name__,
-        "message": traceback.format_exception_only(kind, value)[-1].strip()[:_LONGEST],
+        "message": _describe(kind, value),
         "failures": [
             {
                 "rank": rank,
@@ -51,6 +59,20 @@ def _report(kind: type[BaseException], value: BaseException) -> None:
     os.replace(path + ".tmp", path)
 
 
+def _describe(kind: type[BaseException], value: BaseException) -> str:
+    """The last line of a traceback, without the notes below it (PEP 678)."""
+    from traceback import TracebackException
+
+    described = TracebackException(kind, value, None)
+    described.__notes__ = None
+    return list(described.format_exception_only())[-1].strip()[:_LONGEST]
+
+
+def _is_of_torchrun(kind: type[BaseException]) -> bool:
+    """Whether it is torchrun's exception. Others have failures as well: CheckpointException."""
+    return kind.__name__ == _AGENT_ERROR
+
+
 def _text(message: object) -> str:
     """The message in an error file of torch: a string, or an object that contains it."""
     return str(message.get("message", "") if isinstance(message, dict) else message)[:_LONGEST]
@@ -65,10 +87,32 @@ def _watch_exceptions() -> None:
         with suppress(BaseException):
             _report(kind, value)
         before(kind, value, traceback)
-        if isinstance(getattr(value, "failures", None), dict):
+        if _is_of_torchrun(kind):
             _leave_torchrun()
 
     sys.excepthook = excepthook
+
+
+def _watch_exits() -> None:
+    """Report what a replaced sys.excepthook has got, and what ends in sys.exit with a failure."""
+
+    def at_exit() -> None:
+        # Python sets it before it calls sys.excepthook (PyErr_PrintEx).
+        value = getattr(sys, "last_value", None)
+        if isinstance(value, BaseException) and sys.excepthook is not hook:
+            with suppress(BaseException):
+                _report(type(value), value)
+
+    def leave(status: str | int | None = None, /) -> NoReturn:
+        handled = sys.exc_info()[1]
+        if handled is not None and status not in (None, 0, False):
+            with suppress(BaseException):
+                _report(type(handled), handled)
+        original(status)
+
+    hook, original = sys.excepthook, sys.exit
+    atexit.register(at_exit)
+    sys.exit = leave
 
 
 def _leave_torchrun() -> None:
@@ -132,6 +176,7 @@ def _load_shadowed() -> None:
 
 if _FOLDER and os.path.isdir(_FOLDER):
     _watch_exceptions()
+    _watch_exits()
     with suppress(BaseException):
         _nested = _is_nested()
     with suppress(BaseException):

@@ -205,11 +205,9 @@ def test_the_message_names_the_rank_and_its_end() -> None:
     assert cause(agent(failed(0, -9, 10)), out_of_memory=True).message == (
         "Rank 0 exceeded the memory limit. Raise it, or use less memory."
     )
-    assert cause(ended=exit_of(3)).message == (
-        "The command ended with exit code 3 and raised no exception. See its log."
-    )
+    assert cause(ended=exit_of(3)).message == ("The command ended with exit code 3. See its log.")
     assert cause(agent(failed(1, 127, 10))).message == (
-        "Rank 1 ended with exit code 127 and raised no exception. A program was not found."
+        "Rank 1 ended with exit code 127. A program was not found."
     )
 
 
@@ -252,3 +250,39 @@ def test_an_oom_kill_counts_for_some_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert watchdog.has_killed(40)
     now[0] = 141.0
     assert (watchdog.has_killed(40), watchdog.has_killed()) == (False, True)
+
+
+BAD_BATCH = "ValueError: bad batch"
+
+
+@pytest.mark.parametrize(
+    ("reports", "failures"),
+    [
+        # Rank 1 raises and needs seconds to end; rank 0 loses it and ends first.
+        ([rank(1, 10.5, BAD_BATCH), rank(0, 11.0, CLOSED)], [failed(0, 1, 11)]),
+        ([rank(1, 10.5, BAD_BATCH)], [failed(0, -6, 11)]),
+        ([rank(1, 10.5, BAD_BATCH)], [failed(0, -6, 10)]),
+        # torchrun stops the rank that raised.
+        ([rank(1, 10.5, BAD_BATCH)], [failed(0, -6, 11), failed(1, -15, 11)]),
+        ([rank(1, 10.5, BAD_BATCH), rank(0, 11.0, CLOSED)], [failed(0, 1, 11), failed(1, -6, 12)]),
+    ],
+)
+def test_a_rank_that_raised_is_the_cause_however_it_ends(
+    reports: list[Report], failures: list[Failed]
+) -> None:
+    root_cause = cause(*reports, agent(*failures, time=13.0))
+    assert (root_cause.rank, root_cause.reason, root_cause.message) == (1, "Exception", BAD_BATCH)
+
+
+def test_an_exception_after_the_failure_is_not_its_cause() -> None:
+    late = rank(1, 19.5, "ValueError: of the clean-up")
+    root_cause = cause(late, agent(failed(0, -11, 11), time=20.0))
+    assert (root_cause.rank, root_cause.signal) == (0, 11)
+
+
+def test_an_exception_on_another_node_comes_before_an_abort() -> None:
+    raised = Cause(1, 1, None, "Exception", BAD_BATCH, "1970-01-01T00:00:12.000000Z")
+    aborted = Cause(134, 0, 6, "Signaled", "aborted", "1970-01-01T00:00:10.000000Z")
+    lost = Cause(1, 2, None, "Exception", CLOSED, "1970-01-01T00:00:09.000000Z")
+    assert first_cause({0: aborted, 1: raised, 2: lost}) == (1, raised)
+    assert first_cause({0: aborted, 2: lost}) == (0, aborted)
