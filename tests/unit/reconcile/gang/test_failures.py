@@ -61,6 +61,16 @@ def test_oom_beats_signals_and_signals_beat_exceptions(world):
     assert "memory limit" in world.job.status.message
 
 
+def test_an_exception_comes_before_an_abort_which_comes_before_a_lost_peer(world):
+    fail(world, 0, message=verdict(0, "RuntimeError: Connection closed by peer", 1.0))
+    fail(world, 1, exit_code=134, finished_at=START + timedelta(seconds=2))
+    world.settle()
+    assert world.job.status.last_failure.signal == 6
+    fail(world, 2, message=verdict(2, "ValueError: bad batch", 3.0))
+    world.settle()
+    assert world.job.status.last_failure.rank == 2
+
+
 def test_a_forwarded_sigterm_is_no_cause(world):
     fail(world, 0, exit_code=143, finished_at=START)
     fail(world, 1, message=verdict(1, "KeyError: 'x'", 3.0))
