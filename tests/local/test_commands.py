@@ -97,6 +97,7 @@ spec:
   command: ["python3", "say.py"]
   launcher: none
 """
+SAY_LIST, RUN_LIST = '["python3", "say.py"]', '["./run.sh"]'
 NEVER = "  reliability: {restartPolicy: Never}\n"
 CASES = (
     Case("two nodes", "exec python3 say.py", {"say.py": SAY}, out=("of node 0", "of node 1")),
@@ -143,6 +144,32 @@ CASES = (
             ("a handled exception", HANDLED, (), ("KeyError: 'lr'",)),
             ("failures of others", FAILURES, ("cleaned up",), ("CheckpointException: rank 3",)),
         )
+    ),
+    Case(
+        "a script with Windows line endings",
+        "",
+        {
+            "run.sh": "#!/bin/bash\r\necho hello\r\n",
+            "job.yaml": JOB.replace(SAY_LIST, RUN_LIST) + NEVER,
+        },
+        ("-f", "job.yaml"),
+        code=1,
+        err=("Windows line endings (CRLF)",),
+    ),
+    Case(
+        "a script whose interpreter is missing",
+        "",
+        {"run.sh": "#!/opt/no-such-shell\n", "job.yaml": JOB.replace(SAY_LIST, RUN_LIST) + NEVER},
+        ("-f", "job.yaml"),
+        code=1,
+        err=("needs the interpreter /opt/no-such-shell",),
+    ),
+    Case(
+        "a generated name",
+        "",
+        {"say.py": SAY, "job.yaml": JOB.replace("{name: from-file}", "{generateName: try-}")},
+        ("-f", "job.yaml"),
+        out=("of node 1",),
     ),
     Case("a variable", "exec sh -c 'echo LR is $LR'", options=("-e", "LR=0.1"), out=("LR is 0.1",)),
     Case(
@@ -193,7 +220,8 @@ def test_what_comes_out(case: Case, tmp_path: Path) -> None:
     directory.mkdir()
     for name, text in case.files.items():
         (directory / name).parent.mkdir(exist_ok=True)
-        (directory / name).write_text(text)
+        (directory / name).write_text(text, newline="")
+        (directory / name).chmod(0o755)
     command = [case.command] if case.command else []
     ended = subprocess.run(
         command_line(*case.options, *command),

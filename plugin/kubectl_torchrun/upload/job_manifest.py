@@ -1,7 +1,6 @@
 """The TorchrunJob that `submit` creates."""
 
 import re
-import secrets
 import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,9 +16,6 @@ from torchrun_api.names import (
 )
 from torchrun_api.variable import literal
 
-# As in names that Kubernetes generates: no vowels (no words), no ambiguous letters.
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-_SUFFIX = 5
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 CONDITIONS = ("Succeeded", "Running", "Finished")
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
@@ -95,8 +91,8 @@ def generated_name(directory: str) -> str:
     """A job name with the name of its directory: `my-project-x7k2p`."""
     plain = unicodedata.normalize("NFKD", directory).encode("ascii", "ignore").decode().lower()
     stem = re.sub(r"[^a-z0-9]+", "-", plain).lstrip("-0123456789")
-    stem = stem[: MAX_JOB_NAME - _SUFFIX - 1].strip("-") or "run"
-    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(_SUFFIX))}"
+    stem = stem[: MAX_JOB_NAME - user_manifest.SUFFIX - 1].strip("-") or "run"
+    return user_manifest.with_suffix(f"{stem}-")
 
 
 def check_name(name: str) -> None:

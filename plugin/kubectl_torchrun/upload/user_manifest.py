@@ -1,6 +1,7 @@
 """A TorchrunJob in a file of the user, to submit with a directory."""
 
 import copy
+import secrets
 import sys
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from kubectl_torchrun.errors import UsageProblem
 from torchrun_api.json import JsonObject
 
 _VERSION, _KIND = "torchrun.ai/v1alpha1", "TorchrunJob"
+# As in names that Kubernetes generates: no vowels (no words), no ambiguous letters.
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+SUFFIX = 5
 # That PyYAML raises for the values of some scalars, and the encoder for keys and circles.
 _INVALID_VALUES = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
@@ -50,8 +54,15 @@ def documents(file: str) -> list[JsonObject]:
 
 
 def name_of(body: JsonObject) -> str:
-    """The job's name, "" without one."""
-    return str(_part(body, "metadata").get("name") or "")
+    """The job's name, one that begins with generateName, or "" without both."""
+    metadata = _part(body, "metadata")
+    prefix = str(metadata.get("generateName") or "")
+    return str(metadata.get("name") or (with_suffix(prefix) if prefix else ""))
+
+
+def with_suffix(prefix: str) -> str:
+    """A name with a random end, as Kubernetes makes one from generateName."""
+    return prefix + "".join(secrets.choice(_LETTERS) for _ in range(SUFFIX))
 
 
 def queue_of(body: JsonObject) -> str:

@@ -7,6 +7,7 @@ that no handler interrupts other code. The command itself starts with no signal 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -284,11 +285,32 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_HANDLED_SIGNALS),
         )
     except FileNotFoundError as error:
-        message = f"The image has no program {argv[0]} (PATH: {environment.get('PATH', '')})."
+        message = _explain_missing(argv[0], environment.get("PATH", ""))
         raise LaunchError("CommandNotFound", message, exit_code=NOT_FOUND) from error
     except OSError as error:
         message = f"Cannot start {argv[0]}: {error.strerror}."
         raise LaunchError("CommandNotExecutable", message, exit_code=NOT_EXECUTABLE) from error
+
+
+def _explain_missing(program: str, path: str) -> str:
+    """Why execve(2) does not find a program, which may lack its interpreter only."""
+    found = program if os.path.isfile(program) else shutil.which(program, path=path)
+    first = b""
+    if found:
+        with suppress(OSError), open(found, "rb") as file:
+            first = file.readline(256).rstrip(b"\n")
+    if not first.startswith(b"#!"):
+        return f"The image has no program {program} (PATH: {path})."
+    if first.endswith(b"\r"):
+        return (
+            f"{program} has Windows line endings (CRLF), so its interpreter is not found. Convert"
+            f" it, for example with: sed -i 's/\\r$//' {program}"
+        )
+    interpreter = os.fsdecode(first[2:].split()[0]) if first[2:].split() else ""
+    return (
+        f"{program} needs the interpreter {interpreter or '(none)'} (its first line), which the"
+        " image does not have."
+    )
 
 
 def _clear() -> bool:

@@ -1,6 +1,7 @@
 """A TorchrunJob from a file of the user, submitted with a directory."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -132,3 +133,10 @@ def test_options_that_conflict_with_a_file_are_refused(option: list[str]) -> Non
     result = CliRunner().invoke(cli, ["submit", "-f", "job.yaml", *option])
     assert result.exit_code == 2
     assert "cannot be combined with --filename" in result.stderr
+
+
+def test_a_generated_name_begins_with_the_prefix() -> None:
+    names = {user_manifest.name_of({"metadata": {"generateName": "try-"}}) for _ in range(9)}
+    assert len(names) > 1
+    assert all(re.fullmatch("try-[a-z0-9]{5}", name) for name in names)
+    assert user_manifest.name_of({"metadata": {"name": "a", "generateName": "try-"}}) == "a"
