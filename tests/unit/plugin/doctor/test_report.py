@@ -177,7 +177,7 @@ def test_a_controller_of_another_namespace_is_none(
 @pytest.mark.long
 def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     lines = (
-        "[+] lease ok\n[-] permissions: grant the controller's role create jobs.batch\n"
+        "[+] lease ok\n[-] caches: not listed yet: services (cannot list services)\n"
         "[!] nodes: lost nodes are not detected\n"
     )
     readyz = f"{POD}:8080/proxy/readyz"
@@ -189,7 +189,7 @@ def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     )
     result = laptop.run("doctor")
     assert result.exit_code == 1
-    assert "permissions: grant the controller's role create jobs.batch" in result.stdout
+    assert "caches: not listed yet: services (cannot list services)" in result.stdout
     assert "nodes: lost nodes are not detected" in result.stdout
     laptop.server.hooks[-1] = lambda request: (
         refusal(403, "no proxy for you") if request.path == readyz else None
