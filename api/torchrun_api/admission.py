@@ -224,6 +224,3 @@ class QueueAdmission(Wire, frozen=True, kw_only=True):
     current: Annotated[
         int, Meta(description="Current weight of the queue in the smooth weighted round robin.")
     ] = 0
-    spare: Annotated[
-        int, Meta(description="Current weight of the queue in the round robin of backfill.")
-    ] = 0

@@ -6,8 +6,7 @@ A decision takes five steps:
 2. Turns: the head of the queue whose turn it is gets admitted. The first head that does not fit
    preempts others if it may, else it gets a reservation, and the turns on its nodes end.
 3. Heads that lack quota preempt others for it if they may, else they wait.
-4. Backfill: heads and workloads behind them are admitted where they delay no reservation. The queue
-   that got least for its weight comes first.
+4. Backfill: heads and workloads behind them are admitted where they delay no reservation.
 5. Workloads that ask to grow get what is left, where they delay no reservation.
 
 A workload that does not fit is not tried again: within one decision, free nodes and quota only
@@ -29,8 +28,8 @@ from torchrun_controller.reconcile.admission.model import (
 )
 from torchrun_controller.reconcile.admission.node_capacity import Placement
 from torchrun_controller.reconcile.admission.preemption import PreemptionPlan, plan_preemption
-from torchrun_controller.reconcile.admission.quota import Cohort, usage_of
-from torchrun_controller.reconcile.admission.reservation import QuotaReservation, Reservations
+from torchrun_controller.reconcile.admission.quota import usage_of
+from torchrun_controller.reconcile.admission.reservation import Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
     PendingWorkload,
@@ -66,11 +65,8 @@ class Coordinator:
         self.pending: dict[str, PendingStatus] = {}
         self.settled_uids: set[str] = set()  # admitted, nominated, or never to fit
         self._granted = 0
-        # Queues whose head waits, with the quota that is reserved for it.
-        self._waiting: dict[QueueSnapshot, QuotaReservation] = {}
-        self._cohorts: dict[Cohort, list[QueueSnapshot]] = {}
-        for queue in self.snapshot.queues:
-            self._cohorts.setdefault(queue.quota.cohort, []).append(queue)
+        # Queues whose head waits, with the seconds until it starts at the latest.
+        self._waiting: dict[QueueSnapshot, float] = {}
         for queue in self.active:
             queue.head = self._first(queue)
 
@@ -95,10 +91,10 @@ class Coordinator:
 
     def decisions(self) -> Decisions:
         """Return the result, with a status for every workload that waits."""
-        for queue, reservation in self._waiting.items():
+        for queue, seconds in self._waiting.items():
             head = queue.head
             assert head is not None
-            self.pending[head.workload.uid] = self._head_status(head, reservation.seconds)
+            self.pending[head.workload.uid] = self._head_status(head, seconds)
         for queue in self.snapshot.queues:
             status = messages.behind_in_queue(queue)
             uids = (w.uid for w in queue.pending if w.uid not in self.settled_uids)
@@ -119,7 +115,7 @@ class Coordinator:
                 candidate = self.snapshot.pending(queue, workload)
                 fits = self.snapshot.free.capacity(candidate.shape) >= candidate.workers
                 if fits and queue.quota.shortage(candidate.usage) is None:
-                    self._grant(candidate, in_turn=True)
+                    self._grant(candidate)
                     continue
                 plan = plan_preemption(self.snapshot, self.reservations, candidate, new=False)
                 if plan is not None:
@@ -135,27 +131,22 @@ class Coordinator:
                 and queue not in self._waiting
                 and self.reservations.overlapping(queue.head) is None
                 and queue.quota.shortage(queue.head.usage) is None
-                and self._lender(queue.head) is None
             ]
             if not heads:
                 return
             head = max(heads, key=lambda head: rank(head.queue.turn, head.cost))
             if self.snapshot.free.capacity(head.shape) >= head.workers:
-                self._grant(head, in_turn=True)
+                self._grant(head)
             else:
                 self._preempt_or_wait(head)
 
     def _settle_heads_without_quota(self) -> None:
-        """Preempt for heads that lack quota, or let them wait; a lender comes before a borrower."""
+        """Preempt for heads that lack quota, or let them wait."""
         for queue in self.active:
             while (head := queue.head) is not None and queue not in self._waiting:
-                lacks_quota = queue.quota.shortage(head.usage) is not None
-                if not lacks_quota and self._lender(head) is None:
+                if queue.quota.shortage(head.usage) is None:
                     break
-                if lacks_quota:
-                    self._preempt_or_wait(head)
-                else:
-                    self._wait(head)
+                self._preempt_or_wait(head)
 
     def _backfill(self) -> None:
         """Admit every workload that fits without delaying a head."""
@@ -166,7 +157,7 @@ class Coordinator:
             fitting = [candidate for candidate in candidates.values() if candidate is not None]
             if not fitting:
                 return
-            candidate = max(fitting, key=lambda head: rank(head.queue.spare, head.cost))
+            candidate = max(fitting, key=lambda head: rank(head.queue.turn, head.cost))
             if self._may_pass(candidate):
                 self._grant(candidate)
             candidates[candidate.queue] = self._advance(candidate.queue, ends[candidate.queue])
@@ -244,61 +235,28 @@ class Coordinator:
 
     def _may_pass(self, candidate: PendingWorkload) -> bool:
         """Whether the workload fits, by quota and by nodes, and delays no head."""
-        queue = candidate.queue
-        reservation = self._waiting.get(queue)
-        return (
-            self.reservations.available(candidate).capacity(candidate.shape) >= candidate.workers
-            and queue.quota.shortage(candidate.usage) is None
-            and (reservation is None or reservation.allows(candidate))
-            and self._lender(candidate) is None
-        )
-
-    def _lender(self, candidate: PendingWorkload) -> QueueSnapshot | None:
-        """Return a queue that waits for its own quota of a resource that the workload would borrow.
-
-        A queue with a reservation does not count: the reservation protects its head.
-        """
-        queues = self._cohorts[candidate.queue.quota.cohort]
-        if len(queues) == 1 or not (borrowed := candidate.queue.quota.borrows(candidate.usage)):
-            return None
-        for queue in queues:
-            head = queue.head
-            if head is None or queue is candidate.queue or queue.quota.borrows(head.usage):
-                continue
-            overlap = self.snapshot.overlap(head.shape, candidate.shape)
-            lends = not borrowed.isdisjoint(queue.quota.limited(head.usage))
-            if overlap and lends and not self.reservations.has(head):
-                return queue
-        return None
+        room = self.reservations.available(candidate).capacity(candidate.shape)
+        has_quota = candidate.queue.quota.shortage(candidate.usage) is None
+        return has_quota and room >= candidate.workers
 
     def _wait(self, head: PendingWorkload) -> None:
-        """Let the head wait for what it lacks, with a reservation if its nodes have none yet.
+        """Let the head wait for what it lacks.
 
-        From now on, workloads behind it are admitted only where they do not delay it.
+        If that is nodes, it gets a reservation, unless its nodes have one. From then on, workloads
+        behind it are admitted only where they do not delay it.
         """
         queue, seconds = head.queue, inf
-        if (
-            queue.quota.shortage(head.usage) is None
-            and self._lender(head) is None
-            and self.reservations.overlapping(head) is None
-        ):
+        has_quota = queue.quota.shortage(head.usage) is None
+        if has_quota and self.reservations.overlapping(head) is None:
             seconds = self.reservations.reserve(head).seconds
-        self._waiting[queue] = QuotaReservation(self.snapshot, head, seconds)
+        self._waiting[queue] = seconds
         queue.next += 1
 
     def _head_status(self, head: PendingWorkload, seconds: float) -> PendingStatus:
         """Return what a waiting head lacks. It starts in `seconds` at the latest."""
         resource = head.queue.quota.shortage(head.usage)
         if resource is not None:
-            if seconds < inf:
-                # Others may have got the quota or the nodes since.
-                quota_seconds = QuotaReservation(self.snapshot, head).seconds
-                seconds = max(quota_seconds, self.reservations.seconds_until_free(head))
-            latest_start = messages.describe_latest_start(self.now, seconds)
-            return messages.insufficient_quota(head, resource, latest_start)
-        lender = self._lender(head)
-        if lender is not None:
-            return messages.waiting_for_lender(head, lender)
+            return messages.insufficient_quota(head, resource)
         reservation, free = self.reservations.overlapping(head), self.snapshot.free
         if reservation is not None and free.capacity(head.shape) >= head.workers:
             return messages.waiting_for_turn(head, reservation.head)
@@ -325,11 +283,11 @@ class Coordinator:
         self._settle(candidate, plan.placement)
         self.pending[candidate.workload.uid] = messages.preempting(candidate, preempted_workloads)
 
-    def _grant(self, candidate: PendingWorkload, *, in_turn: bool = False) -> None:
+    def _grant(self, candidate: PendingWorkload) -> None:
         """Admit the workload now."""
         workload, free = candidate.workload, self.reservations.available(candidate)
         placement = free.place(candidate.shape, candidate.workers)
-        self._charge(candidate, in_turn)
+        self._charge(candidate)
         self.reservations.take(candidate, placement)
         self._granted += 1
         nodes = self.snapshot.nodes.nodes
@@ -347,13 +305,10 @@ class Coordinator:
             AdmittedWorkload(queue, workload, candidate.shape, placement, candidate.usage, since)
         )
         self.settled_uids.add(workload.uid)
-        reservation = self._waiting.get(queue)
-        if reservation is None:
+        if queue not in self._waiting:
             queue.head = self._first(queue)
-        else:
-            reservation.take(candidate)
 
-    def _charge(self, candidate: PendingWorkload, in_turn: bool) -> None:
+    def _charge(self, candidate: PendingWorkload) -> None:
         """Charge the round robin among the queues that could have used the same nodes."""
         rivals = [
             queue
@@ -365,6 +320,4 @@ class Coordinator:
                 and queue.quota.shortage(queue.head.usage) is None
             )
         ]
-        charge(candidate.queue.spare, candidate.cost, [queue.spare for queue in rivals])
-        if in_turn:
-            charge(candidate.queue.turn, candidate.cost, [queue.turn for queue in rivals])
+        charge(candidate.queue.turn, candidate.cost, [queue.turn for queue in rivals])

@@ -89,9 +89,7 @@ def queue_input(queue: TorchrunQueue) -> Queue:
         paused_reason = f"spec.quota is invalid: {error}."
     round_robin = None
     if admission is not None:
-        round_robin = RoundRobinState(
-            weight=admission.weight, current=admission.current, spare=admission.spare
-        )
+        round_robin = RoundRobinState(weight=admission.weight, current=admission.current)
     return Queue(
         namespace=meta.namespace,
         name=meta.name,

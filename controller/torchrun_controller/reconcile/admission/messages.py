@@ -52,21 +52,13 @@ def waiting_for_unusable_nodes(workload: PendingWorkload, empty: FreeCapacity) -
     return _status(workload, "WaitingForNodes", f"{room} {wait}")
 
 
-def insufficient_quota(
-    workload: PendingWorkload, resource: int, latest_start: str = ""
-) -> PendingStatus:
+def insufficient_quota(workload: PendingWorkload, resource: int) -> PendingStatus:
     """Return the status with what the quota has left of the resource that falls short."""
     cohort = workload.queue.quota.cohort
     unused = max(0, cohort.limit[resource] - cohort.used[resource])
     limit = _amount(resource, cohort.limit[resource])
-    lacks = f"{_quota(workload)} has {_amount(resource, unused)} of {limit} left.{latest_start}"
+    lacks = f"{_quota(workload)} has {_amount(resource, unused)} of {limit} left."
     return _status(workload, "InsufficientQuota", lacks)
-
-
-def waiting_for_lender(workload: PendingWorkload, lender: QueueSnapshot) -> PendingStatus:
-    """Return the status while a queue of the cohort waits for quota that it has lent."""
-    lacks = f"Queue {lender.name} of the cohort is waiting for its own quota."
-    return _status(workload, "WaitingForLender", lacks)
 
 
 def waiting_for_turn(

@@ -17,7 +17,6 @@ PendingReason = Literal[
     "InsufficientQuota",
     "WaitingForNodes",
     "WaitingForTurn",
-    "WaitingForLender",
     "BehindInQueue",
     "Preempting",
 ]
@@ -60,14 +59,12 @@ class QuotaLimits(Struct, frozen=True, kw_only=True):
 class RoundRobinState(Struct, frozen=True, kw_only=True):
     """The running weights of a queue in the round robin, and the weight that they belong to.
 
-    `current` decides whose head is next and gets the reservation. Only heads that are admitted in
-    their turn are charged to it, so backfill delays no head. `spare` decides which queue may use
-    what the reservation leaves; every admission of the queue is charged to it.
+    `current` decides whose head is next and gets the reservation, and which queue may use what the
+    reservation leaves. Every admission of the queue is charged to it.
     """
 
     weight: int
     current: int = 0
-    spare: int = 0
 
 
 class Queue(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Reservations for heads that wait, and the workloads that may start before them (EASY backfill).
 
-A node reservation is where the head fits, and when at the latest. Admitted workloads are assumed to
+A reservation is where the head fits, and when at the latest. Admitted workloads are assumed to
 end in the order of their deadlines; those without a deadline follow, the oldest first. A workload
 may pass the head if it ends before that time, or uses only what the head leaves: no backfill delays
 the head. If a workload without a deadline has to end first, the time is unknown, and only what the
@@ -47,10 +47,6 @@ class Reservations:
         overlap = self._snapshot.overlap
         return next((r for r in self._reservations if overlap(r.head.shape, workload.shape)), None)
 
-    def has(self, head: PendingWorkload) -> bool:
-        """Whether this head has a reservation."""
-        return any(reservation.head is head for reservation in self._reservations)
-
     def reserve(self, head: PendingWorkload) -> Reservation:
         """Reserve nodes for a head that fits on an empty cluster, but not now.
 
@@ -64,18 +60,6 @@ class Reservations:
         reservation = Reservation(head, seconds)
         self._reservations.append(reservation)
         return reservation
-
-    def seconds_until_free(self, head: PendingWorkload) -> float:
-        """Return in how many seconds nodes for the head are free at the latest.
-
-        It is inf if the time is unknown, as on nodes that are reserved for others.
-        """
-        reservation = self.overlapping(head)
-        if reservation is not None and reservation.head is head:
-            return reservation.seconds
-        if self.available(head).capacity(head.shape) >= head.workers:
-            return 0.0
-        return inf if reservation is not None else self._wait_for_nodes(head)[2]
 
     def _wait_for_nodes(
         self, head: PendingWorkload
@@ -195,50 +179,3 @@ class CapacitySimulation:
     def place(self) -> Placement:
         """Return nodes for the workload."""
         return self._both.place(self._workload.shape, self._workload.workers)
-
-
-class QuotaReservation:
-    """Quota that is reserved for a waiting head against the workloads behind it in its queue.
-
-    A workload that ends before the head starts may use it. `seconds` is when the head starts at the
-    latest, inf if that is unknown.
-    """
-
-    def __init__(self, snapshot: Snapshot, head: PendingWorkload, seconds: float = inf) -> None:
-        quota = head.queue.quota
-        self._resources = tuple(quota.limits)
-        self._limit = quota.cohort.limit
-        self._used = list(quota.cohort.used)
-        self.seconds = seconds
-        if quota.shortage(head.usage) is not None:
-            self._wait_for_quota(snapshot, head)
-        self._add(head)
-
-    def allows(self, workload: PendingWorkload) -> bool:
-        """Whether the workload leaves the head the quota that it needs."""
-        return workload.seconds <= self.seconds < inf or self._fits(workload)
-
-    def take(self, workload: PendingWorkload) -> None:
-        """Count a workload that was admitted."""
-        if not workload.seconds <= self.seconds < inf:
-            self._add(workload)
-
-    def _wait_for_quota(self, snapshot: Snapshot, head: PendingWorkload) -> None:
-        """Assume that workloads end one after the other, until the quota is enough."""
-        self.seconds = 0.0
-        for admitted in sorted(snapshot.admitted, key=lambda admitted: admitted.end_order):
-            if self._fits(head):
-                break
-            queue = admitted.queue
-            if queue is not None and queue.quota.cohort is head.queue.quota.cohort:
-                for resource in queue.quota.limits:
-                    self._used[resource] -= admitted.usage[resource]
-                self.seconds = admitted.seconds
-
-    def _fits(self, workload: PendingWorkload) -> bool:
-        used, limit, usage = self._used, self._limit, workload.usage
-        return all(not usage[r] or used[r] + usage[r] <= limit[r] for r in self._resources)
-
-    def _add(self, workload: PendingWorkload) -> None:
-        for resource in self._resources:
-            self._used[resource] += workload.usage[resource]

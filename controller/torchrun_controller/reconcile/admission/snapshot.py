@@ -100,7 +100,6 @@ class QueueSnapshot:
         self.quota = quota
         self.weight = state.weight
         self.turn = Peer(state.weight, state.current)
-        self.spare = Peer(state.weight, state.spare)
         self.pending: list[Workload] = []
         self.admitted: list[AdmittedWorkload] = []
         self.granted = 0  # first admissions by this decision
@@ -122,9 +121,7 @@ class QueueSnapshot:
         return QueueSummary(
             namespace=self.queue.namespace,
             name=self.name,
-            round_robin=RoundRobinState(
-                weight=self.weight, current=self.turn.current, spare=self.spare.current
-            ),
+            round_robin=RoundRobinState(weight=self.weight, current=self.turn.current),
             used=used,
             free=free,
             borrowed=borrowed,
@@ -159,10 +156,9 @@ class Snapshot:
         for queue in self.queues:
             queue.pending.sort(key=queue_order)
             if not queue.pending:
-                queue.turn.current = queue.spare.current = 0
+                queue.turn.current = 0
         waiting = [queue for queue in self.queues if queue.pending and not queue.paused_reason]
         forgive_debts([queue.turn for queue in waiting])
-        forgive_debts([queue.spare for queue in waiting])
 
     def pending(self, queue: QueueSnapshot, workload: Workload) -> PendingWorkload:
         """Return what the workload requests, with its shape."""

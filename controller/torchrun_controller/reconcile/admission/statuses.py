@@ -260,7 +260,6 @@ def _queue_admission(summary: QueueSummary) -> QueueAdmission:
         borrowed=_quantities(summary.borrowed),
         weight=state.weight,
         current=state.current,
-        spare=state.spare,
     )
 
 

@@ -163,7 +163,7 @@ class TestQueues:
         summary = QueueSummary(
             namespace="ml",
             name="gpu",
-            round_robin=RoundRobinState(weight=2, current=-3, spare=1),
+            round_robin=RoundRobinState(weight=2, current=-3),
             **fields,
         )
         (update,) = queue_updates([make_queue()], (summary,))
@@ -178,7 +178,7 @@ class TestQueues:
         assert found.summary == "16/32 GPUs"
         assert found.used == {"nodes": 2, "gpus": 16, "jobs": 1, "cpu": "1500m", "memory": "2Ki"}
         assert found.free == {"gpus": 16, "jobs": 0, "cpu": "0", "memory": "0"}
-        assert (found.weight, found.current, found.spare) == (2, -3, 1)
+        assert (found.weight, found.current) == (2, -3)
 
     def test_an_unused_queue_has_an_empty_account(self):
         found = self.account()

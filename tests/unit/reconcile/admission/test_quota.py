@@ -112,29 +112,7 @@ def test_a_queue_outside_of_the_cohort_borrows_nothing():
     assert admitted(decisions) == ["j0"]
 
 
-def test_the_lender_comes_before_borrowers():
-    # A third queue is next, so the lender waits without a reservation.
-    queues = [*cohort(a=8, b=16), queue("z", 9)]
-    running = [
-        admitted_workload("z-1", "z", 2, seconds_left=3600),
-        admitted_workload("a-1", "a", seconds_left=3600),
-    ]
-    asked = [
-        request("z-2", "z", 3, age=99),
-        request("b-1", "b", 2),
-        request("a-2", "a", age=9),
-        request("a-3", "a", 1, 4, age=8, seconds_left=60),
-    ]
-    decisions = decide(nodes(4), queues, *running, *asked)
-    assert admitted(decisions) == []
-    assert decisions.pending["a-2"].reason == "WaitingForLender"
-    assert "Queue b of the cohort is waiting for its own quota." in decisions.pending["a-2"].message
-    # If the lender has no waiting jobs, others can borrow its quota.
-    decisions = decide(nodes(4), queues, *running, asked[0], *asked[2:])
-    assert admitted(decisions) == ["a-2"]
-
-
-def test_a_reservation_is_enough_for_a_lender():
+def test_borrowers_do_not_delay_a_head_with_a_reservation():
     queues = [queue("a", quota={"gpus": 4}, cohort="c"), *cohort(b=24), queue("z")]
     running = admitted_workload("z-1", "z", 2, seconds_left=3600)
     asked = [

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from queueing import GPU, admitted, admitted_workload, decide, node, nodes, queue, request
+from queueing import GPU, admitted_workload, decide, node, nodes, queue, request
 
 
 def preempted(decisions):
@@ -65,28 +65,6 @@ def test_quota_is_reclaimed_before_nodes():
     mine = replace(request("mine", "a", 2), pod={GPU: 8, "cpu": 500})
     assert preempted(decide(nodes(4), queues, *running, mine)) == ["d-2"]
     assert preempted(decide(nodes(3), queues, *running, mine)) == ["d-2", "b-1"]
-
-
-def test_a_lender_keeps_back_only_what_it_lends():
-    """Queue a waits for CPUs. Queue b borrows GPUs of c."""
-    queues = [of_cohort("a", cpu=4000), of_cohort("b", gpus=8), of_cohort("c", gpus=8), queue("z")]
-    machines = nodes(2)
-    running = [
-        admitted_workload("b-1", "b", admitted_for=100, pods_by_node={"n000": 1}, gpus=4),
-        admitted_workload("b-2", "b", admitted_for=100, pods_by_node={"n000": 1}, gpus=4),
-        admitted_workload("z-1", "z", admitted_for=50, pods_by_node={"n001": 1}, gpus=7),
-    ]
-    asked = [
-        replace(request("wide", "z", 2, age=900, seconds_left=9.0), priority=9),
-        replace(request("waits", "a", age=9), pod={GPU: 8, "cpu": 1000}),
-        request("more", "b", 1, 1, age=5, seconds_left=1.0),
-    ]
-    decisions = decide(machines, queues, *running, *asked)
-    assert decisions.pending["more"].reason != "WaitingForLender"
-    # Queue a waits for GPUs of its own.
-    queues[0] = of_cohort("a", cpu=4000, gpus=8)
-    decisions = decide(machines, queues, *running, *asked)
-    assert admitted(decisions) == []
 
 
 def test_a_queue_does_not_borrow_what_a_nominated_job_waits_for():

@@ -35,9 +35,6 @@ def test_nodes_beyond_the_reservation_are_used_once():
     running = admitted_workload("r", "a", 3, seconds_left=HOUR)
     asked = [request("head", "a", 4, age=9), *(request(f"x{i}", "a", age=8 - i) for i in range(3))]
     assert admitted(decide(nodes(6), [queue("a")], running, *asked)) == ["x0", "x1"]
-    running = admitted_workload("r", "a", 2, seconds_left=HOUR)
-    queues = [queue("a", quota={"gpus": 40})]
-    assert admitted(decide(nodes(9), queues, running, *asked)) == ["x0"]
     # The head needs a part of a node that is completely free now.
     running = admitted_workload("r", "a", 1, pods_by_node={"n000": 1}, seconds_left=HOUR)
     asked = [request("head", "a", 3, 4, age=9)]
@@ -135,19 +132,6 @@ def test_the_nodes_of_a_preemption_stay_out_of_a_reservation():
     assert admitted(decisions) == []
 
 
-def test_a_head_waits_only_for_the_quota_that_it_lacks():
-    running = [
-        admitted_workload("soon", "a", seconds_left=60),
-        admitted_workload("late", "a", seconds_left=HOUR),
-    ]
-    queues = [queue("a", quota={"gpus": 16})]
-    asked = [request("head", "a", age=9), request("long", "a", 1, 4, age=8, seconds_left=HOUR)]
-    decisions = decide(nodes(9), queues, *running, *asked)
-    assert decisions.pending["head"].message.endswith(
-        " It starts by 2026-01-01T00:01Z at the latest."
-    )
-
-
 def test_separate_nodes_have_separate_reservations():
     machines = tuple(node(f"{zone}{i}", labels={"zone": zone}) for zone in "xy" for i in range(2))
     queues = [queue("a", 5), queue("b"), queue("d")]
@@ -206,35 +190,15 @@ def test_a_job_that_passes_one_reservation_delays_another():
     assert "starts by 2026-01-01T00:01Z" in decisions.pending["cy"].message
 
 
-def test_quota_is_reserved_for_the_head_of_its_queue():
-    running = [
-        admitted_workload("r", "a", 2, seconds_left=HOUR),
-        admitted_workload("o", "b", seconds_left=60),
-    ]
-    asked = [
-        request("head", "a", 3, age=9),
-        request("long", "a", 1, age=8),
-        request("short", "a", 1, age=7, seconds_left=HOUR),
-    ]
-    queues = [queue("a", quota={"gpus": 32}), queue("b")]
-    assert admitted(decide(nodes(9), queues, *running, *asked)) == ["long", "short"]
-    queues = [queue("a", quota={"gpus": 24}), queue("b")]
-    decisions = decide(nodes(9), queues, *running, *asked)
-    assert admitted(decisions) == ["short"]
-    assert decisions.pending["head"].message.endswith(
-        "The quota of queue a has 0 GPUs of 24 GPUs left. It starts by 2026-01-01T01:00Z at the latest."
-    )
-
-
-def test_a_job_that_ends_with_the_reservation_uses_none_of_its_quota():
+def test_jobs_pass_a_head_that_lacks_quota():
+    """It has no reservation: nobody knows which jobs of its users end first."""
     running = admitted_workload("r", "a", 2, seconds_left=HOUR)
-    asked = [
-        request("head", "a", 3, age=9),
-        request("short", "a", 1, age=8, seconds_left=HOUR),
-        request("long", "a", 1, age=7),
-    ]
-    decisions = decide(nodes(9), [queue("a", quota={"gpus": 32})], running, *asked)
-    assert admitted(decisions) == ["long", "short"]
+    asked = [request("head", "a", 3, age=9), request("long", "a", 1, age=8)]
+    decisions = decide(nodes(9), [queue("a", quota={"gpus": 24})], running, *asked)
+    assert admitted(decisions) == ["long"]
+    assert decisions.pending["head"].message.endswith(
+        "The quota of queue a has 0 GPUs of 24 GPUs left."
+    )
 
 
 def test_borrowed_quota_without_a_deadline_is_waited_for():

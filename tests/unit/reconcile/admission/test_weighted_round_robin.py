@@ -77,7 +77,7 @@ def test_a_queue_without_quota_is_skipped():
 
 
 def test_a_queue_without_jobs_starts_from_nothing():
-    idle = queue("a", round_robin=RoundRobinState(weight=1, current=-50, spare=9))
+    idle = queue("a", round_robin=RoundRobinState(weight=1, current=-50))
     decisions = decide(nodes(1), [idle], admitted_workload("h", "a"))
     assert decisions.queues[0].round_robin == RoundRobinState(weight=1)
 
@@ -96,7 +96,7 @@ def test_a_new_weight_resets_the_round_robin():
 
 
 def state_of(weight: int, value: int) -> RoundRobinState:
-    return RoundRobinState(weight=weight, current=value, spare=value)
+    return RoundRobinState(weight=weight, current=value)
 
 
 def states(decisions):
@@ -129,13 +129,13 @@ def test_queues_owe_no_more_than_others_that_wait_have_not_got():
     full = admitted_workload("full", "b")
     asked = [request(f"{name}-1", name) for name in "acdef"]
     decided = states(decide(nodes(1), queues, full, *asked))
-    assert {name: (state.current, state.spare) for name, state in decided.items()} == {
-        "a": (-83, -83),
-        "b": (0, 0),
-        "c": (100, 100),
-        "d": (-16, -16),
-        "e": (-900, -900),
-        "f": (900, 900),
+    assert {name: state.current for name, state in decided.items()} == {
+        "a": -83,
+        "b": 0,
+        "c": 100,
+        "d": -16,
+        "e": -900,
+        "f": 900,
     }
     # Nothing is forgiven while the others wait.
     decided = states(decide(nodes(1), queues, full, *asked, request("b-1", "b")))
@@ -166,11 +166,11 @@ def test_priority_comes_before_age():
     assert admitted(decide(nodes(1), [queue("a")], *asked)) == ["vip"]
 
 
-def test_backfill_prefers_the_least_served_queue_and_is_not_charged():
+def test_backfill_prefers_the_least_served_queue_and_is_charged():
     queues = [
         queue("a", round_robin=RoundRobinState(weight=1, current=999)),
-        queue("b", round_robin=RoundRobinState(weight=1, spare=-100)),
-        queue("c", round_robin=RoundRobinState(weight=1, spare=100)),
+        queue("b", round_robin=RoundRobinState(weight=1, current=-100)),
+        queue("c", round_robin=RoundRobinState(weight=1, current=100)),
     ]
     asked = [
         request("head", "a", 3),
@@ -179,9 +179,7 @@ def test_backfill_prefers_the_least_served_queue_and_is_not_charged():
     running = admitted_workload("r", "a", seconds_left=3600)
     decisions = decide(nodes(3), queues, running, *asked)
     assert admitted(decisions) == ["c-0", "c-1"]
-    assert turns(decisions) == {"a": 999, "b": 0, "c": 0}
-    spare = {summary.name: summary.round_robin.spare for summary in decisions.queues}
-    assert spare == {"a": 16, "b": -84, "c": 100 + 16 - 3 * 16}
+    assert turns(decisions) == {"a": 999 + 16, "b": -84, "c": 100 + 16 - 3 * 16}
 
 
 def test_large_decisions_are_split():
