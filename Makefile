@@ -259,7 +259,7 @@ soak: $(VENV)/.ready programs ## Jobs arrive while controllers are killed, the A
 bench: $(BIN)/.controller programs ## The controller beside bare clients and JobSet, in the same run
 	PYTHONPATH=bench:cluster $(BIN)/python -m torchrun_bench $(PART:%=--part %) $(ARGS)
 
-admission-bench: $(VENV)/.ready ## What each mechanism of admission is worth, in a simulation; takes half an hour
+admission-bench: $(VENV)/.ready ## What admission makes of three traces, in a simulation
 	PYTHONPATH=bench $(BIN)/python -m torchrun_bench.admission $(ARGS)
 
 cluster-up: ## A Kubernetes: CLUSTER=current, kind or local

@@ -4,7 +4,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-from torchrun_bench.admission.simulation import Decide, Simulation, Trace
+from torchrun_bench.admission.simulation import Simulation, Trace
 
 WINDOW = 6 * 3600.0  # seconds; fairness is measured in each, and then averaged
 
@@ -71,10 +71,10 @@ def jain(shares: list[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
 
 
-def measure(trace: Trace, decide: Decide, *, spread: bool = False) -> Figures:
+def measure(trace: Trace) -> Figures:
     """Run the trace up to its last arrival."""
     meter, end = _Meter(), trace.last_arrival
-    simulation = Simulation(trace, decide, spread=spread, watch=meter)
+    simulation = Simulation(trace, watch=meter)
     simulation.run(end)
     largest = max(job.size for job in trace.jobs)
     waits = {

@@ -2,7 +2,7 @@
 
 Time jumps from event to event. Pods are placed one at a time, as kube-scheduler does it without a
 gang scheduler: oldest gang first, each pod on the matching node with the fewest free GPUs
-(MostAllocated), or with the most (LeastAllocated). A gang makes progress while all of its pods have
+(MostAllocated). A gang makes progress while all of its pods have
 a node; an elastic one from its minimum on. A preempted gang stops with a checkpoint and loses
 nothing. A gang that loses a node restarts, and an elastic one goes on with the pods that are left.
 """
@@ -26,8 +26,6 @@ from torchrun_controller.reconcile.admission.model import (
 GPU = "nvidia.com/gpu"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 STOP_SECONDS = 30.0  # from a preemption to the end of the last pod
-
-Decide = Callable[[ClusterState, datetime], Decisions]
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -100,17 +98,12 @@ class Gang:
 
 
 class Simulation:
-    """One run. `watch` is called before time passes, with the seconds until the next event.
-
-    Pods are packed onto the fullest nodes, unless `spread`.
-    """
+    """One run. `watch` is called before time passes, with the seconds until the next event."""
 
     def __init__(
         self,
         trace: Trace,
-        decide: Decide = admit,
         *,
-        spread: bool = False,
         watch: Callable[["Simulation", float], None] = lambda simulation, seconds: None,
     ) -> None:
         self.trace = trace
@@ -122,9 +115,7 @@ class Simulation:
         self.waited: dict[str, float] = {}  # seconds from arrival to first progress
         self.preemptions = 0
         self._jobs = {job.name: job for job in trace.jobs}
-        self._decide = decide
         self._watch = watch
-        self._spread = spread
         self._events: list[tuple[float, str, str, int]] = []
         for job in trace.jobs:
             self._push(job.arrival, "arrive", job.name)
@@ -208,7 +199,7 @@ class Simulation:
         """Decide until nothing is left to decide, then place pods and foresee the next ends."""
         again = True
         while again:
-            decisions = self._decide(self._state(), START + timedelta(seconds=self.time))
+            decisions = admit(self._state(), START + timedelta(seconds=self.time))
             # A smaller charge leaves quota for others.
             smaller = any(
                 one.nodes < self.gangs[one.uid].workload.admitted for one in decisions.grants
@@ -277,7 +268,7 @@ class Simulation:
         gpus, selector = gang.job.gpus, gang.job.selector.items()
         for _ in range(gang.workload.admitted - sum(gang.pods_by_node.values())):
             fitting = [
-                (-self.free[name] if self._spread else self.free[name], name)
+                (self.free[name], name)
                 for name, node in self.nodes.items()
                 if node.usable and self.free[name] >= gpus and selector <= node.labels.items()
             ]
