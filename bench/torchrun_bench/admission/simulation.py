@@ -27,6 +27,8 @@ GPU = "nvidia.com/gpu"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 STOP_SECONDS = 30.0  # from a preemption to the end of the last pod
 
+Decide = Callable[[ClusterState, datetime], Decisions]
+
 
 class Job(Struct, frozen=True, kw_only=True):
     """A job of a trace. `seconds` is its length at full size, all times are in seconds.
@@ -103,6 +105,7 @@ class Simulation:
     def __init__(
         self,
         trace: Trace,
+        decide: Decide = admit,
         *,
         watch: Callable[["Simulation", float], None] = lambda simulation, seconds: None,
     ) -> None:
@@ -113,8 +116,10 @@ class Simulation:
         self.queues = {queue.name: queue for queue in trace.queues}
         self.gangs: dict[str, Gang] = {}
         self.waited: dict[str, float] = {}  # seconds from arrival to first progress
+        self.ended: dict[str, float] = {}  # the time of each end
         self.preemptions = 0
         self._jobs = {job.name: job for job in trace.jobs}
+        self._decide = decide
         self._watch = watch
         self._events: list[tuple[float, str, str, int]] = []
         for job in trace.jobs:
@@ -178,6 +183,7 @@ class Simulation:
             gang.workload = replace(gang.workload, admitted=0, preempted_for="", since=None)
         elif kind == "end" and number == gang.version:
             self._release(gang)
+            self.ended[name] = self.time
             del self.gangs[name]
 
     def _fail(self, name: str) -> None:
@@ -199,7 +205,7 @@ class Simulation:
         """Decide until nothing is left to decide, then place pods and foresee the next ends."""
         again = True
         while again:
-            decisions = admit(self._state(), START + timedelta(seconds=self.time))
+            decisions = self._decide(self._state(), START + timedelta(seconds=self.time))
             # A smaller charge leaves quota for others.
             smaller = any(
                 one.nodes < self.gangs[one.uid].workload.admitted for one in decisions.grants
