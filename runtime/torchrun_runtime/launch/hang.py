@@ -2,7 +2,8 @@
 
 Activity is a call of torchrun_progress.report in any rank, or output of the command. The watch
 starts with the first report. If the command never imports torchrun_progress, it starts with the
-first output, and only on the node of rank 0: other nodes are often silent for good reason.
+first output, and only on the node of rank 0: other nodes are often silent for good reason. A node
+whose ranks have ended waits in torchrun for those of other nodes. It does not hang.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Callable, NamedTuple
 
 from .contract import HUNG, NODE_RANK
 from .output import say
-from .processes import descendants, variable
+from .processes import descendants, ranks, variable
 from .stacks import write_stacks
 from .supervise import StopRequest
 
@@ -46,6 +47,7 @@ class HangWatchdog:
         self._last_activity = self._watch_start = time.monotonic()
         self._stacks_at: float | None = None
         self._has_rank_0: bool | None = None
+        self._had_ranks = False
 
     def check(self) -> StopRequest | None:
         """Request a stop if the node was inactive for too long. Takes up to 2 s to write stacks."""
@@ -55,7 +57,7 @@ class HangWatchdog:
         activity = (beats, self._chunks())
         if activity != self._activity:
             self._activity, self._last_activity = activity, now
-        if not self._has_begun(beats):
+        if not self._has_begun(beats) or self._has_finished(now):
             self._watch_start = now
         silence = now - max(self._last_activity, self._watch_start)
         if silence < self._seconds:
@@ -91,13 +93,25 @@ class HangWatchdog:
             return any(beat.reported for beat in beats)
         return self._chunks() > 0 and self._is_beside_rank_0()
 
+    def _has_finished(self, now: float) -> bool:
+        """Whether ranks of torchrun ran on this node, and none does any more.
+
+        Reads /proc, so only while no rank was seen, and after a silence.
+        """
+        is_silent = now - self._last_activity >= self._seconds
+        if self._had_ranks and not is_silent:
+            return False
+        has_ranks = bool(ranks(descendants(os.getpid())))
+        self._had_ranks = self._had_ranks or has_ranks
+        return self._had_ranks and not has_ranks
+
     def _is_beside_rank_0(self) -> bool:
         if self._has_rank_0 is None:
-            ranks = {variable(process.pid, "RANK") for process in descendants(os.getpid())}
-            ranks.discard(None)
-            if not ranks:
+            numbers = {variable(process.pid, "RANK") for process in descendants(os.getpid())}
+            numbers.discard(None)
+            if not numbers:
                 return os.environ.get(NODE_RANK, "0") == "0"
-            self._has_rank_0 = "0" in ranks
+            self._has_rank_0 = "0" in numbers
         return self._has_rank_0
 
     def _describe(self, silence: float, beats: list[_Beat]) -> str:

@@ -26,6 +26,7 @@ class Node:
         monkeypatch.setattr(hang, "write_stacks", lambda _: self.stacks.append(self.now))
         monkeypatch.setattr(hang, "descendants", self._descendants)
         monkeypatch.setattr(hang, "variable", lambda pid, _: self.ranks[pid])
+        monkeypatch.setattr(hang, "ranks", lambda tree: tree)
         monkeypatch.setenv(NODE_RANK, "0")
         self.watch = HangWatchdog(SECONDS, str(folder), lambda: self.chunks)
 
@@ -171,3 +172,21 @@ def test_other_files_are_no_heartbeats(node: Node, tmp_path: Path) -> None:
     for now in (100, 110):
         node.message_at(now)
     assert node.stacks == [110]
+
+
+def test_a_node_whose_ranks_have_ended_waits_for_the_others(node: Node) -> None:
+    node.ranks = {7: "1"}
+    node.beat(1, 100)
+    assert node.message_at(101) == ""
+    node.ranks.clear()
+    assert [node.message_at(float(now)) for now in (111, 116, 200, 300)] == [""] * 4
+    assert node.stacks == []
+
+
+def test_a_node_with_one_rank_left_may_hang(node: Node) -> None:
+    node.ranks = {7: "0", 8: "1"}
+    node.beat(0, 100)
+    assert node.message_at(101) == ""
+    del node.ranks[7]
+    assert node.message_at(112) == ""
+    assert node.message_at(118).startswith("No progress report")
