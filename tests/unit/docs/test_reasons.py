@@ -21,7 +21,7 @@ WRITERS = (CONTROLLER / "reconcile", CONTROLLER / "controllers", RUNTIME)
 LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "objects" / "security.py"}
 REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
 OTHER_WORDS = """
-AccessKey AdmissionRequested Always Authorization Background Bearer Bound Cc Cf ClusterFirstWithHostNet Code
+AccessKey AdmissionRequested Always Authorization Background Bearer Bound Cc Cf ChildFailedError ClusterFirstWithHostNet Code
 Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget EncodingType ErrImageNeverPull FailureTarget
 ErrImagePull Error Exists FailedAttachVolume FailedCreate FailedMount
 FallbackToLogsOnError False Finished FullSize Gone IfNotPresent ImageInspectError
