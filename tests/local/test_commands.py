@@ -1,7 +1,8 @@
 """What users type: `kubectl torchrun run --local` with real launchers and commands.
 
 A row of CASES is a directory, a command and what must come out; add one for each new input. Rows
-with `torch` need a Python that has it, in TORCHRUN_TEST_TORCH_PYTHON (see `make recipes`).
+with `torch` need a Python that has it, in TORCHRUN_TEST_TORCH_PYTHON (see `make recipes`). The others
+must not look like one python command, which runs under torchrun: hence `true &&`.
 """
 
 import os
@@ -100,7 +101,7 @@ spec:
 SAY_LIST, RUN_LIST = '["python3", "say.py"]', '["./run.sh"]'
 NEVER = "  reliability: {restartPolicy: Never}\n"
 CASES = (
-    Case("two nodes", "exec python3 say.py", {"say.py": SAY}, out=("of node 0", "of node 1")),
+    Case("two nodes", "true && python3 say.py", {"say.py": SAY}, out=("of node 0", "of node 1")),
     Case(
         "a file, with a field of clusters",
         "",
@@ -111,7 +112,7 @@ CASES = (
     ),
     Case(
         "a restart in the same pods",
-        "exec python3 fail.py",
+        "true && python3 fail.py",
         {"fail.py": FAIL_ON_NODE_1},
         out=("ValueError: bad batch", "round 1"),
         err=("1 restart in the same pods", "Succeeded"),
@@ -178,7 +179,7 @@ CASES = (
         options=("-e", "X=a$$b"),
         out=("$$|$(HOME)|a$$b|",),
     ),
-    Case("a directory for checkpoints", "exec python3 s.py", {"s.py": STORE}, (), out=("new",)),
+    Case("a directory for checkpoints", "true && python3 s.py", {"s.py": STORE}, (), out=("new",)),
     Case(
         "torch, in a shell line",
         "cd src && X=1 exec python train.py 2>&1 | tee log",
@@ -265,7 +266,7 @@ class Running:
         self._output = folder / "output"
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                command_line("--nodes", "2", *options, "exec python3 long.py"),
+                command_line("--nodes", "2", *options, "true && exec python3 long.py"),
                 cwd=self.directory,
                 env=environment(folder),
                 stdout=output,
