@@ -263,5 +263,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         queue(priority=5, limits={"maxPriority": 4}),
         "priority must be less than or equal to limits.maxPriority",
     ),
+    "removed field of a job": (
+        job(reliability={"podReplacement": "Pod"}),
+        "Remove it: a lost pod leads to a new gang.",
+    ),
+    "removed field of a queue": (
+        queue(resources=[{"name": "settings"}]),
+        "Apply PVCs and ConfigMaps beside the queue, for example with kustomize.",
+    ),
     "no whole GPUs": (queue(nodeResources={"gpus": 1.5}), "must be of type integer"),
 }

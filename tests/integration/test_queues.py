@@ -174,7 +174,6 @@ class TestTheEnd:
         ({"quota": {"memory": "much"}}, "should match"),
         ({"quota": {"cpu": "-1"}}, "should match"),
         ({"weight": -1}, "should be greater than or equal to 0"),
-        ({"resources": [{"name": "settings"}]}, "Apply PVCs and ConfigMaps beside the queue"),
     ],
 )
 def test_invalid_fields_are_refused_by_the_server(
