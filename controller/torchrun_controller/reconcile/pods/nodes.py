@@ -91,11 +91,13 @@ def find_lost_nodes(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str
 def _time_until_lost(nodes: Mapping[str, Node], pod: Pod, now: datetime) -> timedelta:
     """Return how long the pod's node has left to recover; zero where nothing is wrong with it.
 
-    The watch of nodes may lag behind the watch of pods. A node without an object may be new, until
-    its pod has been scheduled for LOST_AFTER.
+    The watch of nodes may lag behind the watch of pods. A node without an object may be new, and
+    one that was silent before its pod was scheduled may be back, until LOST_AFTER its scheduling.
     """
-    node = nodes.get(pod.spec.node_name)
-    since = _scheduled_at(pod) if node is None else _not_ready_since(node)
+    node, scheduled = nodes.get(pod.spec.node_name), _scheduled_at(pod)
+    since = scheduled if node is None else _not_ready_since(node)
+    if since is not None and scheduled is not None:
+        since = max(since, scheduled)
     return _time_to_recover(since, now)
 
 

@@ -13,6 +13,7 @@ from torchrun_api.core import (
     NodeStatus,
     Pod,
     PodSpec,
+    PodStatus,
     Taint,
 )
 from torchrun_api.meta import ChildMeta, Condition, ConditionStatus
@@ -140,3 +141,18 @@ def test_admission_and_jobs_agree_on_lost_nodes(
 def test_admission_waits_for_the_next_of_several_nodes() -> None:
     silent_nodes = [node_with(f"node-{age}", silent_for(age)) for age in (10, 30, 50)]
     assert nodes.find_lost_nodes(silent_nodes, NOW) == ({"node-50"}, 10)
+
+
+@pytest.mark.parametrize(("seconds", "is_lost"), [(0, False), (39, False), (40, True)])
+def test_a_node_that_got_a_pod_after_its_silence_may_be_back(seconds: int, is_lost: bool) -> None:
+    """The scheduler avoids silent nodes, so the view of the node is older than the pod."""
+    placed = Condition(
+        type="PodScheduled", status="True", last_transition_time=NOW - timedelta(seconds=seconds)
+    )
+    pod = Pod(
+        metadata=ChildMeta(name="train-sync-0"),
+        spec=PodSpec(node_name="a"),
+        status=PodStatus(conditions=(placed,)),
+    )
+    view = {"a": node_with("a", silent_for(600))}
+    assert (nodes.find_loss(view, pod, NOW) is not None) == is_lost
