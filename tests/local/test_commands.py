@@ -85,6 +85,7 @@ class Case:
     err: Sequence[str] = ("Succeeded",)
     absent: Sequence[str] = ()
     torch: bool = False
+    no_torch: bool = False
 
 
 JOB = """\
@@ -102,6 +103,13 @@ SAY_LIST, RUN_LIST = '["python3", "say.py"]', '["./run.sh"]'
 NEVER = "  reliability: {restartPolicy: Never}\n"
 CASES = (
     Case("two nodes", "true && python3 say.py", {"say.py": SAY}, out=("of node 0", "of node 1")),
+    Case(
+        "a shell line without torch",
+        "cd src && exec python3 say.py | tee log",
+        {"src/say.py": SAY},
+        out=("its Python cannot import torch", "of node 1"),
+        no_torch=True,
+    ),
     Case(
         "a file, with a field of clusters",
         "",
@@ -217,6 +225,8 @@ def command_line(*arguments: str) -> list[str]:
 def test_what_comes_out(case: Case, tmp_path: Path) -> None:
     if case.torch and not TORCH:
         pytest.skip("TORCHRUN_TEST_TORCH_PYTHON names no Python with torch")
+    if case.no_torch and TORCH:
+        pytest.skip("this Python has torch")
     directory = tmp_path / "project"
     directory.mkdir()
     for name, text in case.files.items():

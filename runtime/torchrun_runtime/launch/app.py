@@ -122,7 +122,8 @@ def launch(
     settings = settings._replace(state_dir=state)
     if settings.place:
         environment.update(use(settings.place, environment, settings.sync_wait))
-    run = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
+    decided = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
+    run = torchrun.with_torch(decided)
     argv = torchrun.argv(run)
     preposition = "with" if run.under_torchrun else "without"
     say(f"starting the command {preposition} torchrun, because {run.why}")

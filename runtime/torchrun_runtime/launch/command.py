@@ -66,6 +66,8 @@ class Run(NamedTuple):
     interpreter: the python of the command, "" if it has none. why: text for the log. before, after:
     the rest of the shell line, which runs once for each node. in_environment: `before` selects the
     environment that has torch, as `uv run` does. starts_ranks: the command is a launcher.
+    as_it_is: the unchanged command, which runs instead if there is no torch; empty for a plain
+    python command, which then fails.
     """
 
     argv: list[str]
@@ -76,6 +78,7 @@ class Run(NamedTuple):
     after: str = ""
     in_environment: bool = False
     starts_ranks: bool = False
+    as_it_is: tuple[str, ...] = ()
 
 
 class _Parsed(NamedTuple):
@@ -137,10 +140,12 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
             before=line.before,
             after=line.after,
             in_environment=line.in_environment,
+            as_it_is=tuple(as_it_is),
         )
     if isinstance(command, str) and not starts and _expands_one_command(command):
         # Which part of the line the values belong to is not certain, so each rank runs all of it.
-        return Run(as_it_is, True, "it is one python command with values of other commands")
+        why = "it is one python command with values of other commands"
+        return Run(as_it_is, True, why, as_it_is=tuple(as_it_is))
     return Run(as_it_is, False, obstacle, starts_ranks=starts is not None)
 
 

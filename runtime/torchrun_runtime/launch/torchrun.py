@@ -22,18 +22,24 @@ def python() -> str:
     return shutil.which("python") or shutil.which("python3") or sys.executable
 
 
+def with_torch(run: Run) -> Run:
+    """The run, or its unchanged shell line if that works without torch.
+
+    A line such as `cd src && python prepare.py` may have nothing to do with torch.
+    """
+    if not (run.under_torchrun and run.as_it_is) or _finds_torch(run):
+        return run
+    return Run(list(run.as_it_is), False, "its Python cannot import torch")
+
+
 def argv(run: Run) -> list[str]:
     """The whole command line. torchrun reads nodes and rendezvous from PET_*.
 
-    Raises LaunchError (TorchMissing) if the image, or the environment of the command, has no torch.
+    Raises LaunchError (TorchMissing) if the image has no torch.
     """
     if not run.under_torchrun:
         return run.argv
-    if run.in_environment:
-        _check_environment(run.before)
-        program = [*_IN_ENVIRONMENT, "-m", _RUN]
-    else:
-        program = _program(run)
+    program = [*_IN_ENVIRONMENT, "-m", _RUN] if run.in_environment else _program(run)
     ranks = [*program, "--no-python", *run.argv]
     if not (run.before or run.after):
         return ranks
@@ -44,7 +50,7 @@ def _program(run: Run) -> list[str]:
     program = shutil.which("torchrun")
     if program:
         return [program]
-    interpreter = shutil.which(run.interpreter or python()) or python()
+    interpreter = _interpreter(run)
     if not _succeeds([interpreter, "-c", _HAS_TORCH], _PROBE_SECONDS):
         raise LaunchError(
             "TorchMissing",
@@ -55,15 +61,17 @@ def _program(run: Run) -> list[str]:
     return [interpreter, "-m", _RUN]
 
 
-def _check_environment(before: str) -> None:
-    """Check that the environment that this part of a shell line selects has torch."""
-    probe = f"{before}{shlex.join([*_IN_ENVIRONMENT, '-c', _HAS_TORCH])}"
-    if not _succeeds([SHELL, "-c", probe], _ENVIRONMENT_SECONDS):
-        raise LaunchError(
-            "TorchMissing",
-            f"{before.strip()!r} starts no Python that can import torch. Add torch to its"
-            " environment, or set launcher: none to run the command without torchrun.",
-        )
+def _finds_torch(run: Run) -> bool:
+    if run.in_environment:
+        probe = f"{run.before}{shlex.join([*_IN_ENVIRONMENT, '-c', _HAS_TORCH])}"
+        return _succeeds([SHELL, "-c", probe], _ENVIRONMENT_SECONDS)
+    if shutil.which("torchrun"):
+        return True
+    return _succeeds([_interpreter(run), "-c", _HAS_TORCH], _PROBE_SECONDS)
+
+
+def _interpreter(run: Run) -> str:
+    return shutil.which(run.interpreter or python()) or python()
 
 
 def _succeeds(argv: list[str], seconds: float) -> bool:
