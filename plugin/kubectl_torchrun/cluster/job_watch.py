@@ -9,7 +9,28 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 
 
-class JobWatch:
+class JobState:
+    """The last known state of a job, and its changes. job: None before the first one."""
+
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self._tick = anyio.Event()
+
+    async def next_change(self, seconds: float) -> bool:
+        """Wait for the next change, at most `seconds`; whether there was one."""
+        tick = self._tick
+        with anyio.move_on_after(seconds):
+            await tick.wait()
+            return True
+        return False
+
+    def wake(self) -> None:
+        """Wake the tasks that wait for a change."""
+        self._tick.set()
+        self._tick = anyio.Event()
+
+
+class JobWatch(JobState):
     """The last state of one job. Start `run` in a task; `next_change` waits for a change.
 
     reloads: the job has a workspace and gets another one. uid: of the job; default: that of the
@@ -19,30 +40,21 @@ class JobWatch:
     """
 
     def __init__(self, api: Api, name: str, *, reloads: bool = False, uid: str = "") -> None:
+        super().__init__()
         self.name = name
         self.reloads = reloads
         self.has_read = False
-        self.job: Job | None = None
         self.pods: dict[str, Pod] = {}
         self._uid = uid
         self._listed: dict[str, Pod] = {}  # also those of a deleted job of the same name
         self._api = api
         self._selector = {"labelSelector": f"{names.JOB_LABEL}={name}"}
-        self._tick = anyio.Event()
 
     async def run(self) -> None:
         """Watch until cancelled. Raises ApiError and Unreachable as `Api.watch` does."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_job)
             tasks.start_soon(self._watch_pods)
-
-    async def next_change(self, seconds: float) -> bool:
-        """Wait for the next change, at most `seconds`; whether there was one."""
-        tick = self._tick
-        with anyio.move_on_after(seconds):
-            await tick.wait()
-            return True
-        return False
 
     def of_component(self, component: str) -> list[Pod]:
         """The sync pods or the worker pods."""
@@ -72,18 +84,14 @@ class JobWatch:
             if job.metadata.uid != self._uid:
                 job = None
         self.job = job
-        self._wake()
+        self.wake()
 
     def show_pods(self, pods: dict[str, Pod]) -> None:
         """Set the state of all pods, and wake waiting tasks."""
         self._listed = pods
         self._select_pods()
-        self._wake()
+        self.wake()
 
     def _select_pods(self) -> None:
         uid = self._uid
         self.pods = {n: pod for n, pod in self._listed.items() if not uid or belongs_to(pod, uid)}
-
-    def _wake(self) -> None:
-        self._tick.set()
-        self._tick = anyio.Event()

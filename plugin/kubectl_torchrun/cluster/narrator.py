@@ -1,9 +1,8 @@
 """Phases and reasons of a job as they change, for its user."""
 
-from typing import Protocol
-
 import anyio
 
+from kubectl_torchrun.cluster.job_watch import JobState
 from kubectl_torchrun.cluster.slices import Job
 from kubectl_torchrun.terminal import Terminal
 
@@ -15,16 +14,6 @@ NO_CONTROLLER = (
 )
 
 
-class Watched(Protocol):
-    """A job that changes."""
-
-    job: Job | None
-
-    async def next_change(self, seconds: float) -> bool:
-        """Wait for the next change, at most `seconds`; whether there was one."""
-        ...
-
-
 class Narrator:
     """Prints each change of a job's status once, and what the job waits for.
 
@@ -32,7 +21,7 @@ class Narrator:
     """
 
     def __init__(
-        self, job_watch: Watched, terminal: Terminal, quiet: frozenset[str] = frozenset()
+        self, job_watch: JobState, terminal: Terminal, quiet: frozenset[str] = frozenset()
     ) -> None:
         self._job_watch = job_watch
         self._terminal = terminal

@@ -25,7 +25,7 @@ def variables(spec: TorchrunJobSpec, directory: Path) -> dict[str, str]:
         return {}
     recipe = json.dumps({"requirements": spec.requirements, "command": spec.setup_command})
     folder = _cache() / "environments" / _digest(str(directory.resolve()))
-    key = _digest(recipe, python(os.environ), *_contents(spec, directory))
+    key = _digest(recipe, python(), *_contents(spec, directory))
     return {
         contract.ENV_STORE.name: str(folder / "store"),
         contract.ENV_KEY.name: key,
@@ -34,10 +34,9 @@ def variables(spec: TorchrunJobSpec, directory: Path) -> dict[str, str]:
     }
 
 
-def python(environment: "os._Environ[str] | dict[str, str]") -> str:
+def python() -> str:
     """Return the Python that a command on this machine would use."""
-    path = environment.get("PATH")
-    return shutil.which("python3", path=path) or shutil.which("python", path=path) or sys.executable
+    return shutil.which("python3") or shutil.which("python") or sys.executable
 
 
 def _cache() -> Path:

@@ -19,6 +19,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
+from kubectl_torchrun.cluster.job_watch import JobState
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.repeated_failure import find_repeated_failure
 from kubectl_torchrun.cluster.slices import Job
@@ -49,7 +50,7 @@ from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.upload import job_manifest
 from kubectl_torchrun.upload.command_warning import warn_of_command
 from kubectl_torchrun.upload.job_manifest import Request
-from torchrun_api import names
+from torchrun_api import contract, names
 from torchrun_api.core import Pod
 from torchrun_api.json import object_at, objects_at
 from torchrun_api.status import Progress
@@ -105,30 +106,6 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-class _Watch:
-    """The job as `Narrator` reads it."""
-
-    def __init__(self) -> None:
-        self.job: Job | None = None
-        self._tick = anyio.Event()
-
-    async def next_change(self, seconds: float) -> bool:
-        """Wait for the next change, at most `seconds`; whether there was one."""
-        tick = self._tick
-        with anyio.move_on_after(seconds):
-            await tick.wait()
-            return True
-        return False
-
-    def show(self, job: Job) -> None:
-        self.job = job
-        self.wake()
-
-    def wake(self) -> None:
-        self._tick.set()
-        self._tick = anyio.Event()
-
-
 class _LocalRun:
     """One run: its objects, and the processes of its nodes."""
 
@@ -146,7 +123,7 @@ class _LocalRun:
         self._revision = 0
         self._interrupts = 0
         self._end_code: int | None = None  # of a run that was stopped from outside
-        self._watch = _Watch()
+        self._watch = JobState()
         self._setup: dict[str, str] = {}
 
     async def run(self) -> int:
@@ -184,11 +161,13 @@ class _LocalRun:
             self._changed = False
             plan = reconcile(self._objects.observed(), _now(), defaults)
             has_written = self._carry_out(plan, tasks)
-            self._watch.show(self._slice())
-            self._check_repeated_failure()
+            job = self._slice()
+            self._watch.job = job
+            self._watch.wake()
+            self._check_repeated_failure(job)
             if has_written or self._changed:
                 continue
-            is_over = self._slice().has_ended or self._end_code is not None
+            is_over = job.has_ended or self._end_code is not None
             if is_over and not self._nodes:
                 return
             wait = _MAX_WAIT if plan.requeue_after is None else plan.requeue_after
@@ -299,7 +278,7 @@ class _LocalRun:
         package = find_spec("torchrun_runtime.launch")
         assert package is not None
         assert package.origin is not None
-        return [environments.python(os.environ), str(Path(package.origin).parent)]
+        return [environments.python(), str(Path(package.origin).parent)]
 
     async def _install(self) -> None:
         """Create the job's Python environment, as a setup pod does. Raises RunProblem."""
@@ -308,16 +287,20 @@ class _LocalRun:
             return
         log = self._folder / "setup"
         log.touch()
-        own = {"TORCHRUN_TERMINATION_LOG": str(log), "TORCHRUN_COMMAND": '"setup"'}
-        directory = {"TORCHRUN_WORKING_DIR": str(self._directory)}
-        environment = {**os.environ, **setup, **own, **directory}
+        environment = {
+            **os.environ,
+            **setup,
+            contract.TERMINATION_LOG.name: str(log),
+            contract.COMMAND.name: '"setup"',  # not read, but required
+            contract.WORKING_DIR.name: str(self._directory),
+        }
         node = await LocalNode.start([*self._launcher(), "setup"], self._directory, environment)
         self._nodes["setup"] = node
         code = await self._follow(node, 0)
         del self._nodes["setup"]
         if code:
             raise RunProblem(f"The setup failed: {log.read_text() or f'exit code {code}'}")
-        self._setup = {name: value for name, value in setup.items() if name != "TORCHRUN_SETUP"}
+        self._setup = setup
 
     def _received(self, uid: str, report: ProgressReport) -> None:
         """Take a report of the launcher in this pod."""
@@ -357,10 +340,10 @@ class _LocalRun:
             for node in self._nodes.values():
                 node.kill()
 
-    def _check_repeated_failure(self) -> None:
+    def _check_repeated_failure(self, job: Job) -> None:
         if not self._options.stop_on_repeated_failure or self._end_code is not None:
             return
-        repeated = find_repeated_failure(self._slice())
+        repeated = find_repeated_failure(job)
         if repeated is not None:
             self._terminal.at_rest()
             self._terminal.note(f"Stopped. {repeated.describe()}")

@@ -268,10 +268,10 @@ def _starts_ranks(command: str | list[str], line: _Line | None) -> _Starts | Non
     if isinstance(command, list):
         commands = [command]
     elif line is not None:
-        commands = [_words(line.command)]
+        commands = [_split_words(line.command)]
     else:
         code = _QUOTED_OR_COMMENT.sub(lambda match: match.group(1) or "", command)
-        commands = [_words(part) for part in _SIMPLE_COMMAND.findall(code)]
+        commands = [_split_words(part) for part in _SIMPLE_COMMAND.findall(code)]
     found = (_starts_in(words) for words in commands)
     return next((starts for starts in found if starts), None)
 
@@ -305,7 +305,7 @@ def _find(
     return None
 
 
-def _words(command: str) -> list[str]:
+def _split_words(command: str) -> list[str]:
     try:
         return shlex.split(command.replace("\\\n", ""))
     except ValueError:  # a here-document may have single quotes; the shell knows
