@@ -100,6 +100,7 @@ spec:
   launcher: none
 """
 SAY_LIST, RUN_LIST = '["python3", "say.py"]', '["./run.sh"]'
+SETUP = "  setupCommand: echo made once > $TORCHRUN_ENV_DIR/made\n"
 NEVER = "  reliability: {restartPolicy: Never}\n"
 CASES = (
     Case("two nodes", "true && python3 say.py", {"say.py": SAY}, out=("of node 0", "of node 1")),
@@ -172,6 +173,16 @@ CASES = (
         ("-f", "job.yaml"),
         code=1,
         err=("needs the interpreter /opt/no-such-shell",),
+    ),
+    Case(
+        "a setup command",
+        "",
+        {
+            "say.py": 'import os; print(open(os.environ["TORCHRUN_ENV_DIR"] + "/made").read())',
+            "job.yaml": JOB + SETUP,
+        },
+        ("-f", "job.yaml"),
+        out=("made once",),
     ),
     Case(
         "a generated name",
