@@ -242,8 +242,9 @@ class NodeStatus(Wire, frozen=True, kw_only=True):
 
 
 class Node(Wire, frozen=True, kw_only=True):
-    """v1 Node."""
+    """v1 Node. `doubted_until` is the cache's: the silence of the machine counts from then on."""
 
     metadata: NodeMeta = NodeMeta()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
+    doubted_until: datetime | None = field(default=None, name="__doubtedUntil__")

@@ -12,6 +12,7 @@ POINTS = {
     "node stays lost": 84,
     "node returns": 110,
     "node off": 106,
+    "mass silence": 76,
     "evicted": 126,
     "fence": 112,
     "suspended": 144,

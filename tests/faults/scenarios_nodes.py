@@ -5,10 +5,12 @@ from collections.abc import Iterator
 
 from bodies import Body
 from faults.cluster import JOBS, PODS, index_of, owners
-from faults.scripts import first_gang_stays, stays
+from faults.nodes import NODE_COUNT
+from faults.scripts import first_gang_stays, stays, well
 from faults.simulation import NAMESPACE, Scenario, Simulation
 from faults.store import Resource
 
+NODES = [f"node-{number}" for number in range(NODE_COUNT)]
 ADMITTED = 10.0  # seconds until Kueue has admitted a Job
 KUEUE: tuple[Resource, ...] = (("kueue.x-k8s.io/v1beta2", "workloads"),)
 ZIP = {"workspace": {"source": "zip", "delivery": "shared"}}
@@ -35,6 +37,20 @@ async def node_off(world: Simulation) -> None:
     await _lose_node(world)
     world.nodes.switch_off("node-1")
     await world.reaches("Succeeded")
+
+
+async def mass_silence(world: Simulation) -> None:
+    """No machine reaches the API server for a while. The gang trains on, and is left alone."""
+    world.make_queue()
+    world.submit()
+    await world.trains()
+    for node in NODES:
+        world.nodes.lose(node)
+    await asyncio.sleep(90.0)
+    for node in NODES:
+        world.nodes.come_back(node)
+        await asyncio.sleep(10.0)
+    await world.reaches("Succeeded", attempts=None)
 
 
 async def evicted(world: Simulation) -> None:
@@ -117,6 +133,8 @@ SCENARIOS = (
     Scenario("node stays lost", _lose_node, first_gang_stays),
     Scenario("node returns", node_returns, first_gang_stays),
     Scenario("node off", node_off, first_gang_stays),
+    # The gang may end before a late watch shows that the machines are back.
+    Scenario("mass silence", mass_silence, well, varies=("unfenced",)),
     Scenario("evicted", evicted, first_gang_stays, replicas=2),
     Scenario("fence", fence, first_gang_stays),
     # The attempt ends before its Job resumes, which deletes the Job, or after that. If the watch of

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
@@ -28,6 +29,7 @@ from torchrun_controller.reconcile.model.observed import (
     Rejection,
 )
 from torchrun_controller.reconcile.pods.lifecycle import alive, may_still_run
+from torchrun_controller.reconcile.pods.nodes import find_mass_silence, is_ready
 from torchrun_controller.reconcile.pods.ownership import is_worker_of
 
 Key: TypeAlias = tuple[str, str]
@@ -299,9 +301,13 @@ def _may_use_host_path(job: TorchrunJob, queue: TorchrunQueue | None) -> bool:
 
 
 def _select_nodes(nodes: Store[Node], node_names: set[str]) -> dict[str, Node]:
-    """Return the cached nodes of these names, sorted by name."""
+    """Return the cached nodes of these names, sorted by name, with the doubt of their silence."""
     cached_nodes = ((name, nodes.get("", name)) for name in sorted(node_names))
-    return {name: node for name, node in cached_nodes if node is not None}
+    selected = {name: node for name, node in cached_nodes if node is not None}
+    if all(map(is_ready, selected.values())):
+        return selected
+    doubted = find_mass_silence(nodes)
+    return {name: replace(node, doubted_until=doubted.get(name)) for name, node in selected.items()}
 
 
 def _partition(

@@ -41,6 +41,7 @@ from torchrun_controller.reconcile.model.times import (
 from torchrun_controller.reconcile.objects.environment import Environment, environment_of
 from torchrun_controller.reconcile.pods.head_and_workers import resumption_of
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, delete_job
+from torchrun_controller.reconcile.pods.nodes import describe_mass_silence
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
 from torchrun_controller.reconcile.workspace import preparation, setup
@@ -107,8 +108,9 @@ class Context:
         state = gang.evaluate_state(self.observed, self.unfenced, self.now)
         if state.state is not State.GANG_RUNNING:
             return state
-        restarts = in_place.describe_restarts(job, observed_gang, self.new_restarts)
-        return replace(state, why=Reason(state.why.reason, state.why.message + restarts))
+        notes = in_place.describe_restarts(job, observed_gang, self.new_restarts)
+        notes += describe_mass_silence(self.observed.cluster.nodes, observed_gang.workers)
+        return replace(state, why=Reason(state.why.reason, state.why.message + notes))
 
     @property
     def ran_until(self) -> datetime:

@@ -3,11 +3,17 @@
 The containers on a lost node may go on. Kubernetes deletes its pods 300 s after NotReady, and then
 waits without limit for the kubelet to confirm their end.
 
+If most machines fall silent together, the cause is rather their way to the API server. None of them
+counts as lost then, as Kubernetes evicts nobody either, until an administrator confirms it (taint
+out-of-service, or no Node object any more) or its pod is deleted: the failure of a peer on another
+machine ends the gang, and so deletes all its pods.
+
 Arguments `nodes` are Node objects by name, or None where the controller may not read nodes.
 """
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
@@ -17,6 +23,13 @@ from torchrun_controller.reconcile.model.conditions import find_condition
 # A restart of the kubelet or a short network failure is over by then. It comes on top of the 50 s
 # that the node lifecycle controller waits after the last heartbeat before it sets NotReady.
 LOST_AFTER = timedelta(seconds=40)
+# The node lifecycle controller has the same limits (--unhealthy-zone-threshold, ComputeZoneState).
+MASS_PERCENT, MASS_COUNT = 55, 3
+# Machines fall silent together if no more than this is between one and the next.
+TOGETHER = timedelta(minutes=1)
+# Until when machines that fell silent together are doubted, while most of them are silent.
+STILL = datetime.max.replace(tzinfo=UTC)
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
 # An administrator sets it: the machine is off (kubernetes.io, "Non-graceful node shutdown").
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 # Seconds. The permission to read nodes may be missing: no change of a node wakes the job then.
@@ -70,6 +83,75 @@ def next_loss(nodes: Mapping[str, Node] | None, pods: Iterable[Pod], now: dateti
     return min((seconds for seconds in waits if seconds > 0), default=None)
 
 
+def find_mass_silence(nodes: Iterable[Node]) -> dict[str, datetime]:
+    """Return the machines that fell silent together with most others, and until when that held.
+
+    The time is STILL while it holds; afterwards it is that of the recovery which ended it, and the
+    machines that stay silent have LOST_AFTER from then on. Machines that were silent long before
+    are not counted: nobody removes the Node objects of machines that are switched off.
+    """
+    total, silent, recovered = 0, [], []
+    for node in nodes:
+        ready = ready_condition(node)
+        if node.spec.taints and is_out_of_service(node):
+            continue
+        total += 1
+        since = None if ready is None else ready.last_transition_time
+        if ready is None or since is None:
+            continue
+        if ready.status == "True":
+            recovered.append((since, node.metadata.creation_timestamp or _EARLIEST))
+        else:
+            silent.append((since, node.metadata.name))
+    silent.sort()
+    recovered.sort()
+    doubted: dict[str, datetime] = {}
+    earlier = 0
+    for group in _together(silent):
+        start = group[0][0]
+        required = max(MASS_COUNT, (total - earlier) * MASS_PERCENT // 100 + 1)
+        missing = required - len(group)
+        later = recovered[bisect_right(recovered, (start, STILL)) :] if missing > 0 else []
+        back = [time for time, created in later if created <= start]
+        if missing <= 0:
+            doubted |= {name: STILL for _, name in group}
+        elif len(back) >= missing:
+            doubted |= {name: back[-missing] for _, name in group}
+        earlier += len(group)
+    return doubted
+
+
+def _together(silent: list[tuple[datetime, str]]) -> Iterator[list[tuple[datetime, str]]]:
+    """Split machines, sorted by the start of their silence, where none falls silent for a while."""
+    group: list[tuple[datetime, str]] = []
+    for since, name in silent:
+        if group and since - group[-1][0] > TOGETHER:
+            yield group
+            group = []
+        group.append((since, name))
+    if group:
+        yield group
+
+
+def describe_mass_silence(nodes: Mapping[str, Node] | None, pods: Iterable[Pod]) -> str:
+    """Return which nodes of these pods are silent together with most others; "" for none."""
+    names = sorted(
+        {
+            pod.spec.node_name
+            for pod in pods
+            if (node := (nodes or {}).get(pod.spec.node_name)) and node.doubted_until == STILL
+        }
+    )
+    if not names:
+        return ""
+    listed = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+    return (
+        f" Most machines of the cluster fell silent together, also {listed}. The gang goes on: none"
+        f" counts as lost before it is confirmed. Set the taint {OUT_OF_SERVICE} on a machine that"
+        " is off."
+    )
+
+
 def find_lost_nodes(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
     """Return the names of the lost nodes, and the seconds until the next node counts as lost.
 
@@ -77,10 +159,13 @@ def find_lost_nodes(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str
     an object is missing: it is in no list of nodes, and Kubernetes deletes its pods.
     """
     lost_nodes, waits = set(), []
+    nodes = tuple(nodes)
+    doubted = find_mass_silence(nodes)
     for node in nodes:
         if is_ready(node):
             continue
-        wait = _time_to_recover(_not_ready_since(node), now).total_seconds()
+        since = _with_doubt(_not_ready_since(node), doubted.get(node.metadata.name))
+        wait = _time_to_recover(since, now).total_seconds()
         if wait > 0:
             waits.append(wait)
         else:
@@ -98,12 +183,19 @@ def _time_until_lost(nodes: Mapping[str, Node], pod: Pod, now: datetime) -> time
     since = scheduled if node is None else _not_ready_since(node)
     if since is not None and scheduled is not None:
         since = max(since, scheduled)
+    if node is not None and not pod.metadata.terminating:
+        since = _with_doubt(since, node.doubted_until)
     return _time_to_recover(since, now)
+
+
+def _with_doubt(since: datetime | None, doubted_until: datetime | None) -> datetime | None:
+    """Return since when the silence counts: not before the end of the silence of most machines."""
+    return since if since is None or doubted_until is None else max(since, doubted_until)
 
 
 def _time_to_recover(since: datetime | None, now: datetime) -> timedelta:
     """Return what is left of LOST_AFTER; zero without a start. A start in the future is now."""
-    return timedelta() if since is None else min(since + LOST_AFTER - now, LOST_AFTER)
+    return timedelta() if since is None else min(since - now, timedelta()) + LOST_AFTER
 
 
 def _scheduled_at(pod: Pod) -> datetime | None:

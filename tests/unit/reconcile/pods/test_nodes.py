@@ -19,6 +19,7 @@ from torchrun_api.core import (
 from torchrun_api.meta import ChildMeta, Condition, ConditionStatus
 from torchrun_controller.reconcile.pods import nodes
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, running
+from world import World
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -139,8 +140,83 @@ def test_admission_and_jobs_agree_on_lost_nodes(
 
 
 def test_admission_waits_for_the_next_of_several_nodes() -> None:
+    ready_nodes = [node_with(f"ready-{number}", silent_for(3600, "True")) for number in range(3)]
     silent_nodes = [node_with(f"node-{age}", silent_for(age)) for age in (10, 30, 50)]
-    assert nodes.find_lost_nodes(silent_nodes, NOW) == ({"node-50"}, 10)
+    assert nodes.find_lost_nodes([*ready_nodes, *silent_nodes], NOW) == ({"node-50"}, 10)
+
+
+SWITCHED_OFF = range(10_000, 90_000, 10_000)  # nobody has removed their Node objects
+
+
+# Seconds since machines fell silent or, in "ready", since they were Ready; then how many are lost.
+@pytest.mark.parametrize(
+    ("silent", "ready", "lost_count"),
+    [
+        ([90] * 3, [], 0),
+        ([90] * 2, [], 2),
+        ([90] * 3, [3600] * 2, 0),
+        ([90] * 5, [3600] * 4, 0),
+        ([90] * 11, [3600] * 9, 11),
+        ([90] * 12, [3600] * 9, 0),
+        ([50, 60, 70, 80, 90], [3600], 0),
+        ([150, 120, 90, 60], [3600], 0),
+        ([600, 400, 200, 90], [3600], 4),
+        ([*SWITCHED_OFF, 90, 90], [3600], 10),
+        ([*SWITCHED_OFF, 90, 90, 90], [3600], 8),
+        ([86400] * 9 + [90], [3600] * 2, 1),
+        ([90], [20, 30, 70], 0),
+        ([90], [30, 30, 3600], 0),
+        ([90], [50, 60, 70], 1),
+        ([90], [30, 3600, 3600], 1),
+        ([130] * 2, [50, 60], 2),
+    ],
+)
+def test_machines_that_fall_silent_together_are_not_lost(
+    silent: list[int], ready: list[int], lost_count: int
+) -> None:
+    silent_nodes = [node_with(f"s-{n}", silent_for(age)) for n, age in enumerate(silent)]
+    ready_nodes = [node_with(f"r-{n}", silent_for(age, "True")) for n, age in enumerate(ready)]
+    lost_nodes, _ = nodes.find_lost_nodes([*ready_nodes, *silent_nodes], NOW)
+    assert len(lost_nodes) == lost_count
+
+
+def four_silent_machines() -> World:
+    world = running(4)
+    for number in range(4):
+        world.node(f"node-{number}", False)
+    world.pass_time(seconds=90)
+    return world
+
+
+def test_a_gang_outlives_the_silence_of_most_machines() -> None:
+    world = four_silent_machines()
+    assert world.settle().requeue_after == 40
+    assert (world.phase, len(world.gangs)) == ("Running", 1)
+    assert "node-0 and 3 more" in (world.job.status.message or "")
+
+
+@pytest.mark.parametrize("confirm", ["out-of-service", "deleted", "peer failed", "recovered"])
+def test_one_of_many_silent_machines_counts_as_lost_once_that_is_confirmed(confirm: str) -> None:
+    world = four_silent_machines()
+    world.settle()
+    assert world.nodes is not None
+    if confirm == "out-of-service":
+        world.node("node-1", False, OUT_OF_SERVICE)
+    elif confirm == "deleted":
+        del world.nodes["node-1"]
+    elif confirm == "peer failed":
+        world.node("node-0")
+        world.end_container(world.workers()[0].metadata.name, "trainer", exit_code=1)
+        world.pod(world.workers()[0].metadata.name, phase="Failed")
+    else:
+        for number in (0, 2, 3):
+            world.node(f"node-{number}")
+    world.settle()
+    if confirm == "recovered":
+        assert world.phase == "Running", "it may follow the others"
+        world.pass_time(seconds=40)
+        world.settle()
+    assert len(world.job.status.attempts) == 1
 
 
 @pytest.mark.parametrize(("seconds", "is_lost"), [(0, False), (39, False), (40, True)])
