@@ -13,7 +13,7 @@ large gang at a time, with the full bandwidth, while the others wait.
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -23,23 +23,24 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from torchrun_runtime.launch.connections import Port, listen, most_connections
 from torchrun_runtime.serve.keys import KeysUnavailableError
 from torchrun_runtime.serve.tokens import DeniedError, Verifier
 from torchrun_runtime.serve.tree import NotThereError, Tree
-from torchrun_runtime.sync.connections import Connections, Handler
 from torchrun_runtime.sync.report import RareLog, log
 
 STREAMS = 8
-# More than the workers of a job, each of which has a connection while it waits for its turn.
-_CONNECTIONS = 4096
-_IDLE_SECONDS = 30.0  # of a connection without a request
-_BACKLOG = 128
+_UNAUTHENTICATED = 1024  # connections
+# About the workers of a job, each of which has a connection while it waits for its turn.
+_AUTHENTICATED = 4096
+_IDLE_SECONDS = 30.0  # of a connection without an authenticated request
 _GRACE_SECONDS = 2.0
 _LARGEST_REQUEST = 8 << 20  # ranges of 200,000 single entries
 # A client that reads nothing for this time is disconnected, and the next one is served.
 _SEND_SECONDS = 60.0
 
 T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
@@ -65,9 +66,10 @@ async def serving(
     tree: Tree, verifier: Verifier, host: str | None, port: int
 ) -> AsyncIterator[int]:
     """Serve on this address; yields the port in use. host: None for all addresses."""
-    connections = Connections(_CONNECTIONS, _IDLE_SECONDS)
+    most = most_connections(_UNAUTHENTICATED, _AUTHENTICATED)
+    guard = Port(most, _IDLE_SECONDS)
     runner = web.AppRunner(
-        _application(tree, verifier, connections),
+        _application(tree, verifier, guard),
         access_log=None,
         logger=_SERVER_LOG,
         shutdown_timeout=_GRACE_SECONDS,
@@ -76,21 +78,20 @@ async def serving(
     try:
         handler = runner.server
         assert handler is not None
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: connections.protocol(handler), host, port, backlog=_BACKLOG
-        )
+        listener = listen(host or "", port)
+        guard.open(listener, handler)
         try:
-            yield int(listener.sockets[0].getsockname()[1])
+            yield int(listener.getsockname()[1])
         finally:
-            listener.close()
+            guard.close()
     finally:
         await runner.cleanup()
 
 
-def _application(tree: Tree, verifier: Verifier, connections: Connections) -> web.Application:
+def _application(tree: Tree, verifier: Verifier, port: Port) -> web.Application:
     """The HTTP application. `tree` is read in separate threads."""
-    handlers = _Handlers(tree, verifier)
-    app = web.Application(client_max_size=_LARGEST_REQUEST, middlewares=[connections.track])
+    handlers = _Handlers(tree, verifier, port)
+    app = web.Application(client_max_size=_LARGEST_REQUEST)
     app.add_routes(
         [
             web.get("/readyz", handlers.ready),
@@ -103,9 +104,10 @@ def _application(tree: Tree, verifier: Verifier, connections: Connections) -> we
 
 
 class _Handlers:
-    def __init__(self, tree: Tree, verifier: Verifier) -> None:
+    def __init__(self, tree: Tree, verifier: Verifier, port: Port) -> None:
         self._tree = tree
         self._verifier = verifier
+        self._port = port
         self._log_denied = RareLog()
         self._turns = asyncio.Semaphore(STREAMS)
         self._threads = ThreadPoolExecutor(STREAMS, thread_name_prefix="files")
@@ -129,7 +131,11 @@ class _Handlers:
                 return _refusal(
                     503, "NotReady", f"Cannot get the keys that verify tokens: {error}."
                 )
-            return await handler(request)
+            self._port.admit(request.transport)
+            try:
+                return await handler(request)
+            finally:
+                self._port.limit(request.transport)
 
         return guard
 

@@ -8,19 +8,17 @@ waits for another. Any pod can connect without the proxy; see `authorization` an
 import asyncio
 import logging
 import re
-import socket
 import threading
 import traceback
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from torchrun_runtime.launch.connections import Port, listen, most_connections
 from torchrun_runtime.sync.authorization import TOKEN_HEADER, Authorization
-from torchrun_runtime.sync.connections import Connections, Handler
 from torchrun_runtime.sync.errors import UploadError
 from torchrun_runtime.sync.report import RareLog, log
 from torchrun_runtime.sync.settings import SHA256
@@ -34,14 +32,17 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", re.ASCII)
 _ARCHIVE, _WORKSPACE = "X-Torchrun-Sha256", "X-Torchrun-Workspace"
 _LARGEST_MANIFEST = 32 << 20  # compressed; about 9 MB for 200,000 files
 _BUFFER = 1 << 18
-_CONNECTIONS = 64
+_UNAUTHENTICATED = 1024  # connections
+_AUTHENTICATED = 64
 _GRACE_SECONDS = 1.0  # for unfinished responses at the end
-_BACKLOG = 128
 # The statuses of refusals that need no authorization.
 _UNPROVEN = (400, 403, 404, 405, 411)
 
 # aiohttp would log the data of clients. Errors of the server itself are logged with `report`.
 _NO_LOG = logging.Logger("torchrun-sync", level=logging.CRITICAL + 1)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
@@ -55,18 +56,18 @@ class Server:
         read_timeout: float,
         authorization: Authorization,
     ) -> None:
-        self._handlers = _Handlers(workflow, read_timeout, authorization)
-        self._connections = Connections(_CONNECTIONS, read_timeout)
-        self._socket = _listen(host, port)
+        most = most_connections(_UNAUTHENTICATED, _AUTHENTICATED)
+        self._port = Port(most, read_timeout)
+        self._handlers = _Handlers(workflow, read_timeout, authorization, self._port)
+        self._listener = listen(host, port)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
 
     @property
     def port(self) -> int:
         """The port in use, also if 0 was requested."""
-        return int(self._socket.getsockname()[1])
+        return int(self._listener.getsockname()[1])
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -85,7 +86,7 @@ class Server:
         self._loop.close()
 
     async def _start(self) -> None:
-        app = web.Application(middlewares=[self._connections.track])
+        app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handlers.answer)
         app.on_response_prepare.append(_set_server_header)
         self._runner = web.AppRunner(
@@ -99,13 +100,10 @@ class Server:
         await self._runner.setup()
         server = self._runner.server
         assert server is not None
-        self._listener = await self._loop.create_server(
-            lambda: self._connections.protocol(server), sock=self._socket, backlog=_BACKLOG
-        )
+        self._port.open(self._listener, server)
 
     async def _stop(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        self._port.close()
         if self._runner is not None:
             await self._runner.cleanup()
         # aiohttp leaves the task of a connection that ended within a refused body.
@@ -119,11 +117,16 @@ class _Handlers:
     """The handlers of requests. Code that reads or writes the PVC runs in threads."""
 
     def __init__(
-        self, workflow: Workflow, read_timeout: float, authorization: Authorization
+        self,
+        workflow: Workflow,
+        read_timeout: float,
+        authorization: Authorization,
+        port: Port,
     ) -> None:
         self._workflow = workflow
         self._read_timeout = read_timeout
         self._authorization = authorization
+        self._port = port
         self._log_unproven = RareLog()
         self._routes: dict[tuple[str, str], Handler] = {
             ("GET", "/readyz"): self._ready,
@@ -152,6 +155,8 @@ class _Handlers:
             traceback.print_exc()
             message = f"The sync pod has a bug: {error!r}. See its log."
             return self._refuse(UploadError(500, "SyncFailed", message))
+        finally:
+            self._port.limit(request.transport)
 
     def _refuse(self, error: UploadError) -> web.Response:
         body: JsonObject = {"reason": error.reason, "message": error.message}
@@ -217,6 +222,7 @@ class _Handlers:
         digests = [request.headers.get(header, "") for header in (_ARCHIVE, _WORKSPACE)]
         token = request.headers.get(TOKEN_HEADER, "")
         self._authorization.check(token, *(name.strip().lower() for name in digests))
+        self._port.admit(request.transport)
 
     async def _pieces(self, request: web.Request, length: int) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises ConnectionError if it ends too early, TimeoutError."""
@@ -261,10 +267,3 @@ def _identity_and_start(request: web.Request, length: int) -> tuple[Identity, in
         message = f"Content-Length must be {last - first + 1}, the length of the range."
         raise UploadError(400, "BadRequest", message)
     return Identity(sha256, total, workspace), first
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not host and socket.has_dualstack_ipv6():
-        with suppress(OSError):  # IPv6 is supported but disabled
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server((host, port))

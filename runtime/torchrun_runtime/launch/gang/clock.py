@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from datetime import datetime, timedelta
 
 from ..output import TIME_FORMAT
 from .messages import MemberState
+
+_LARGEST_TIME = 1e12
 
 
 def skew_of(claimed: object, sent: float, received: float) -> float:
@@ -15,7 +16,8 @@ def skew_of(claimed: object, sent: float, received: float) -> float:
     claimed: its time, which it has read between the two times of the leader. Without it: 0, as with
     an older launcher.
     """
-    if not isinstance(claimed, (int, float)) or not math.isfinite(claimed):
+    # NaN, infinity and an integer that is no float are no time either.
+    if not isinstance(claimed, (int, float)) or not abs(claimed) < _LARGEST_TIME:
         return 0.0
     return max(claimed - received, 0.0) + min(claimed - sent, 0.0)
 

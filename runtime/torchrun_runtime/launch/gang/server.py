@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import secrets
 import socket
 import time
 from contextlib import suppress
 from typing import Callable
 
+from ..connections import Port, listen, most_connections
 from ..errors import LaunchError
 from ..output import say
 from ..state import start_thread
@@ -32,8 +32,7 @@ from .messages import (
 _TICK_SECONDS = 0.5
 _HANDSHAKE_SECONDS = 10.0
 _CLOSE_SECONDS = 0.5  # for the last order to arrive; a node without it ends a little later
-_SPARE_DESCRIPTORS = 256
-_BACKLOG = 4096
+_SPARE_CONNECTIONS = 256  # without a greeting, more than members
 
 
 class GangServer:
@@ -62,7 +61,8 @@ class GangServer:
         self._instance = secrets.token_hex(8)
         self._members = KnownLaunchers()
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        _raise_descriptor_limit(size + _SPARE_DESCRIPTORS)
+        most = most_connections(size + _SPARE_CONNECTIONS, size)
+        self._port = Port(most, _HANDSHAKE_SECONDS, speaks_first=True)
         self._thread = start_thread(lambda: self._serve_until_end(listener))
 
     def call(self, function: Callable[[GangLeader, float], None]) -> None:
@@ -91,20 +91,22 @@ class GangServer:
 
     async def _run(self, listener: socket.socket) -> None:
         self._left = asyncio.Event()  # set whenever a member has left
-        server = await asyncio.start_server(
-            self._serve, sock=listener, limit=LONGEST_LINE, backlog=_BACKLOG
-        )
+        self._port.open(listener, self._protocol)
         while not self._ended.done():
             self.leader.tick(time.monotonic())
             self._send_new_order()
             await asyncio.wait([self._ended], timeout=_TICK_SECONDS)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wait_for_ends(), _CLOSE_SECONDS)
-        server.close()
+        self._port.close()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _protocol(self) -> asyncio.Protocol:
+        reader = asyncio.StreamReader(LONGEST_LINE, self._loop)
+        return asyncio.StreamReaderProtocol(reader, self._serve, self._loop)
 
     async def _wait_for_ends(self) -> None:
         """Return once the members have closed."""
@@ -125,9 +127,8 @@ class GangServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         index = -1
         try:
-            node, launcher, skew = await asyncio.wait_for(
-                self._greet(reader, writer), _HANDSHAKE_SECONDS
-            )
+            node, launcher, skew = await self._greet(reader, writer)
+            self._port.admit(writer.transport)
             # A launcher that refuses this leader closes the connection instead.
             state = await reader.readline()
             if state:
@@ -138,7 +139,7 @@ class GangServer:
                 self.leader.receive(index, received, time.monotonic())
                 self._send_new_order()
                 state = await reader.readline()
-        except (OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError) as error:
+        except (OSError, ValueError) as error:
             if index >= 0:
                 say(f"lost the connection to node {index}: {error}")
         finally:
@@ -169,12 +170,13 @@ class GangServer:
         own, sent = secrets.token_hex(16), time.time()
         writer.write(encode({"nonce": own}))
         hello = decode(await reader.readline())
-        skew = skew_of(hello.get("time"), sent, time.time())
+        received = time.time()
         index, nonces = hello.get("index"), (own, str(hello.get("nonce")))
         if not isinstance(index, int) or not 0 < index < self._size:
             raise InvalidMessageError("not an index of this gang")
         if not is_proof(hello.get("proof"), proof(self._key, "member", nonces, index)):
             raise InvalidMessageError("not of this attempt")
+        skew = skew_of(hello.get("time"), sent, received)
         launcher = str(hello.get("instance"))
         self._members.check(index, launcher, has_started=self.leader.has_started)
         claim = proof(self._key, "leader", nonces, index)
@@ -184,12 +186,8 @@ class GangServer:
 
 def _listen(port: int) -> socket.socket:
     """A listener on every address of the pod."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        return socket.create_server(
-            ("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual
-        )
+        return listen("", port)
     except OSError as error:
         raise LaunchError(
             "ChannelFailed",
@@ -197,12 +195,3 @@ def _listen(port: int) -> socket.socket:
             f" {error.strerror}. Set spec.distributed.port to one that is free together with the 16"
             " ports after it, at most 65519.",
         ) from error
-
-
-def _raise_descriptor_limit(count: int) -> None:
-    """Allow as many open files as the members need, if the hard limit permits it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        limit = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

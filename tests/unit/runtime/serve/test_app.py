@@ -63,7 +63,7 @@ def test_our_own_errors_are_logged(
 def test_idle_connections_do_not_keep_workers_out(
     claim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "_CONNECTIONS", 4)
+    monkeypatch.setattr(app, "_UNAUTHENTICATED", 4)
     with running(claim) as url:
         idle = [connect(url) for _ in range(8)]
         assert b" 200 " in manifest(url, token())

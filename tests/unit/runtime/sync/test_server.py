@@ -245,7 +245,10 @@ def test_size_limits_and_full_disks_have_their_own_statuses(tmp_path: Path) -> N
             assert (answer[0], answer[1]["reason"]) == (status, reason)
 
 
-def test_idle_connections_do_not_keep_uploads_out(tmp_path: Path) -> None:
+def test_idle_connections_do_not_keep_uploads_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchrun_runtime.sync.server._UNAUTHENTICATED", 64)
     with pod(settings(tmp_path / "claim")) as server:
         upload = server.begin(CODE, 0, 5000)
         while server.get()["offset"] != 5000:

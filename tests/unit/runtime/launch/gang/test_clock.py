@@ -29,6 +29,7 @@ from unit.runtime.launch.gang.test_connection import await_order
         ("100", 0.0),
         (float("nan"), 0.0),
         (float("inf"), 0.0),
+        (10**400, 0.0),
     ],
 )
 def test_only_a_difference_that_is_certain_counts(claimed: object, skew: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ports import free_port, refusing_port
 from torchrun_runtime.launch.errors import LaunchError
-from torchrun_runtime.launch.gang import connection, server
+from torchrun_runtime.launch.gang import connection
 from torchrun_runtime.launch.gang.connection import LeaderConnection, keep_alive
 from torchrun_runtime.launch.gang.leader import GangLeader, Restarts
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
@@ -176,51 +176,6 @@ def test_the_pauses_begin_again_after_a_connection(paused: Callable[[int], Pause
     assert pauses.ended.wait(60)
     assert pauses.taken == [0.5, 0.75, 1.125, 0.5, 0.75]
     assert waits == [f"node 0 of the gang at 127.0.0.1:{port}: the connection was closed"]
-
-
-class Limits:
-    """Limits of open files instead of those of this process."""
-
-    RLIMIT_NOFILE, RLIM_INFINITY = 7, -1
-
-    def __init__(self, soft: int, hard: int) -> None:
-        self.values = soft, hard
-
-    def getrlimit(self, kind: int) -> tuple[int, int]:
-        assert kind == self.RLIMIT_NOFILE
-        return self.values
-
-    def setrlimit(self, kind: int, values: tuple[int, int]) -> None:
-        assert kind == self.RLIMIT_NOFILE
-        self.values = values
-
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "then"),
-    [
-        (1024, 4096, 2000),
-        (1024, 1500, 1500),
-        (1024, -1, 2000),
-        (2000, 4096, 2000),
-        (3000, 4096, 3000),
-        (-1, -1, -1),
-    ],
-)
-def test_a_large_gang_may_have_as_many_connections_as_the_hard_limit_permits(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, then: int
-) -> None:
-    monkeypatch.setattr(server, "resource", limits := Limits(soft, hard))
-    server._raise_descriptor_limit(2000)
-    assert limits.values == (then, hard)
-
-
-def test_a_leader_raises_the_limit_for_all_nodes_and_its_own_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server, "resource", limits := Limits(1024, 4096))
-    leader = GangLeader(2000, RestartPolicy(RestartLimits()))
-    GangServer(free_port(), 2000, "uid 1", leader, lambda _: None).close()
-    assert limits.values == (2256, 4096)
 
 
 def test_a_closed_connection_is_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:

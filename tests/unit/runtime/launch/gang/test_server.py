@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -54,8 +54,9 @@ class Member:
 
     def await_end(self) -> None:
         """Return once the leader has closed the connection."""
-        while self._lines.readline():
-            pass
+        with suppress(ConnectionResetError):
+            while self._lines.readline():
+                pass
 
     def await_order(self, order: GangOrder) -> None:
         while (line := self._lines.readline()) != encode_order(order):
@@ -119,6 +120,32 @@ def test_a_stranger_leaves_no_line_in_the_log(
     with running(2) as (_, port):
         members.append(Member(port))
         members[0].greet(5, 5)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"index": 1, "nonce": "a", "proof": "b", "time": 1%s}' % (b"0" * 400),
+        b'{"index": 1, "nonce": "\\ud800", "proof": "\\ud800", "time": NaN}',
+        b'{"index": 1, "time": %s}' % (b"1" * 5000),
+        b"[" * 30000,
+        b"\xff\xfe{}",
+        b"x" * 70000,
+        b"[1]",
+        b"",
+    ],
+    ids=lambda line: line[:60].decode(errors="replace"),
+)
+def test_garbage_leaves_no_line_in_the_log(
+    members: list[Member], line: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(2) as (_, port):
+        members.append(Member(port))
+        members[0].send(line + b"\n")
+        members[0].await_end()
+        members.append(Member(port))
+        assert members[1].greet(1, 1)
     assert capfd.readouterr().err == ""
 
 
