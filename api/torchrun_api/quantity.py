@@ -26,8 +26,9 @@ _LARGEST = 2**63 - 1  # the API server silently caps what is larger
 class QuantityError(ValueError):
     """The value is not a quantity. The message names it and the accepted forms."""
 
-    def __init__(self, value: object, problem: str) -> None:
+    def __init__(self, value: object, problem: str, *, is_too_large: bool = False) -> None:
         super().__init__(f"{value!r} is not a quantity: {problem}")
+        self.is_too_large = is_too_large
 
 
 def parse(value: int | str) -> Fraction:
@@ -41,13 +42,24 @@ def parse(value: int | str) -> Fraction:
     return _parse(value)
 
 
+def amount_of(value: int | str) -> Fraction:
+    """The amount of a quantity that the API server has accepted. Does not raise.
+
+    It caps what is larger than 2^63-1, as the API server does. What its schemas refuse counts as 0.
+    """
+    try:
+        return parse(value)
+    except QuantityError as error:
+        return Fraction(_LARGEST if error.is_too_large else 0)
+
+
 @lru_cache(maxsize=4096)  # a cluster has few different quantities
 def _parse(value: int | str) -> Fraction:
     amount = Fraction(value) if isinstance(value, int) else _parse_text(value)
     if amount < 0:
         raise QuantityError(value, "it must not be negative")
     if amount > _LARGEST:
-        raise QuantityError(value, "it is larger than 2^63-1")
+        raise QuantityError(value, "it is larger than 2^63-1", is_too_large=True)
     return amount
 
 

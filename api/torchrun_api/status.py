@@ -241,6 +241,13 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
             "deleted. The job's own spec takes precedence."
         ),
     ] = None
+    accepted_generation: Annotated[
+        int,
+        Meta(
+            description="Generation of the spec from which the last gang was created. A newer"
+            " version of the controller does not check it again."
+        ),
+    ] = 0
     sync_start_time: Annotated[
         Time | None,
         Meta(description="Time at which the current preparation of the workspace started."),

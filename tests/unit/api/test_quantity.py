@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
+from torchrun_api.quantity import QuantityError, amount_of, format_bytes, format_cpu, parse
 
 LARGEST = 2**63 - 1
 SUFFIXES = {
@@ -128,3 +128,10 @@ def test_format_cpu(cores: Fraction, text: str) -> None:
 )
 def test_format_bytes(amount: Fraction, text: str) -> None:
     assert format_bytes(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "amount"), [("2Gi", 2**31), ("9e99", LARGEST), (2**64, LARGEST), ("-1", 0), ("x", 0)]
+)
+def test_the_amount_of_an_accepted_quantity(value: int | str, amount: int) -> None:
+    assert amount_of(value) == amount

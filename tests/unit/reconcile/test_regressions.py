@@ -11,7 +11,7 @@ from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.model.phases import ROWS
-from torchrun_controller.reconcile.spec.resolve import resolve_spec
+from torchrun_controller.reconcile.spec.resolve import resolve
 from world import World, make_job, make_queue
 
 CRD = Path(__file__).parents[3] / "manifests" / "crd" / "torchrunjobs.torchrun.ai.yaml"
@@ -145,7 +145,7 @@ def test_the_node_count_is_set_from_the_start(spec, nodes):
 
 
 def test_a_cpu_node_does_not_run_zero_processes():
-    run = resolve_spec(make_job(numNodes=2), make_queue(nodeResources={"cpus": "500m"}))
+    run = resolve(make_job(numNodes=2), make_queue(nodeResources={"cpus": "500m"}))
     assert (run.nproc_per_node, run.backend, run.size.requests) == (1, "gloo", {"cpu": "500m"})
     world = World(make_job(numNodes=2), make_queue(nodeResources={"cpus": 2, "gpus": 0}))
     assert trainer(world)["env"]["PET_NPROC_PER_NODE"] == "1"
@@ -163,7 +163,7 @@ def test_overrides_of_a_job_apply():
         volumes={"checkpoints": {"size": "2Gi", "mountPath": "/b", "storageClassName": "s"}},
         scheduling={"priorityClassName": "high", "nodeSelector": {"b": "2"}},
     )
-    run = resolve_spec(job, queue)
+    run = resolve(job, queue)
     assert (run.backend, run.rendezvous.port, run.nproc_per_node, run.max_restarts) == (
         "gloo",
         2,

@@ -15,7 +15,6 @@ from torchrun_api.admission import Admission
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import QuantityError
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
@@ -24,7 +23,6 @@ from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
 from torchrun_controller.reconcile.pods.ownership import uses_room
 from torchrun_controller.reconcile.spec import admission_status
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.requests import (
     Charge,
@@ -283,17 +281,14 @@ def _charge_of_gang(job: TorchrunJob, gang: RunningGang) -> GangRequests | None:
 
 
 def _requests(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:
-    """Return what the spec requests; None if it cannot be resolved."""
+    """Return what the spec requests; None without a queue."""
     if queue is None:
         return None
-    try:
-        return requests_of(job, queue, size_of(job.spec, queue.spec.node_resources))
-    except (InvalidSpecError, QuantityError):
-        return None
+    return requests_of(job, queue, size_of(job.spec, queue.spec.node_resources))
 
 
 def _from_status(job: TorchrunJob) -> GangRequests:
-    """Return the requests that the status records of a job whose spec cannot be resolved."""
+    """Return the requests that the status records of a job without a queue."""
     nodes = job.status.num_nodes or 1
     gpus = (job.status.gpus or 0) // max(1, nodes)
     return GangRequests(nodes=nodes, pod={"pods": 1}, gpus=gpus)

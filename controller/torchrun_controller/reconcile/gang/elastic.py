@@ -28,7 +28,8 @@ from torchrun_controller.reconcile.pods.lifecycle import count_scheduled
 from torchrun_controller.reconcile.pods.nodes import NODES_RETRY, NOT_READ, find_loss
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.resolve import resolve_spec
+from torchrun_controller.reconcile.spec.resolve import resolve
+from torchrun_controller.reconcile.spec.validation import is_new, validate
 
 # Time for the scheduler to find nodes for a whole gang, before a smaller one is created.
 SHRINK_AFTER = timedelta(seconds=30)
@@ -115,10 +116,11 @@ def _find_obstacle(observed: Observed) -> Reason | None:
             raise InvalidSpecError(
                 f"TorchrunQueue {queue.metadata.name} is invalid: {queue.invalid}"
             )
-        size = resolve_spec(job, queue).size
-        why = admission_status.check_admission(job, queue, size)
+        if is_new(job):
+            validate(job, queue)
     except InvalidSpecError as error:
         return Reason("InvalidSpec", sentence(str(error)))
+    why = admission_status.check_admission(job, queue, resolve(job, queue).size)
     if why is None:
         return None
     return Reason(why.reason, "Waiting for the queue to admit more. See the condition Admitted.")

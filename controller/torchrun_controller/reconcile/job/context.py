@@ -43,7 +43,7 @@ from torchrun_controller.reconcile.pods.head_and_workers import resumption_of
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, delete_job
 from torchrun_controller.reconcile.pods.nodes import describe_mass_silence
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
-from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve
 from torchrun_controller.reconcile.workspace import preparation, setup
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
 
@@ -302,19 +302,15 @@ class Context:
 
     @cached_property
     def spec(self) -> ResolvedSpec:
-        """The resolved spec of the next gang.
-
-        Raises:
-            InvalidSpecError: no run is possible with this job and queue.
-        """
+        """The resolved spec of the next gang."""
         assert self.observed.queue is not None
-        spec = resolve_spec(self.observed.job, self.observed.queue)
+        spec = resolve(self.observed.job, self.observed.queue)
         size = self.next_attempt.size
         return spec if size is None else replace(spec, size=replace(spec.size, nodes=size.nodes))
 
     @cached_property
     def preparation(self) -> Preparation:
-        """The next step towards a ready workspace. Raises InvalidSpecError as `spec` does."""
+        """The next step towards a ready workspace."""
         observed, now, spec = self.observed, self.now, self.spec
         step = preparation.prepare_next_gang(observed, spec.workspace, now, self.defaults)
         if step.served is not None:

@@ -30,8 +30,8 @@ from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.requests import requests_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
+from torchrun_controller.reconcile.spec.validation import is_new, validate
 from torchrun_controller.reconcile.workspace import claims
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState
 
@@ -66,15 +66,19 @@ def queue_missing(context: Context) -> Decision | None:
 
 
 def spec_invalid(context: Context) -> Decision | None:
-    """Refuse an invalid spec before preparing a workspace."""
+    """Refuse an invalid spec before preparing a workspace.
+
+    The rules apply to what is new: a spec that had a gang restarts as it is.
+    """
     job, queue = context.observed.job, context.observed.queue
     assert queue is not None
     if queue.invalid:
         raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name} is invalid: {queue.invalid}")
+    if is_new(job):
+        validate(job, queue)
     spec = context.spec
     for role in roles_of(spec):
         worker_template(job, queue, spec, None, 0, "", context.defaults, role)
-    requests_of(job, queue, spec.size)
     return None
 
 

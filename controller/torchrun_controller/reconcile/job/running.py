@@ -19,8 +19,7 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import network, volumes
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve_spec
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve
 from torchrun_controller.reconcile.workspace import (
     claims,
     delivery,
@@ -204,10 +203,7 @@ def _spec_of_unrecorded_gang(job: TorchrunJob, queue: TorchrunQueue | None) -> R
     """Return the spec of a gang that is older than any status; None if its size is recorded."""
     if job.status.gpus is not None or queue is None:
         return None
-    try:
-        return resolve_spec(job, queue)
-    except InvalidSpecError:
-        return None
+    return resolve(job, queue)
 
 
 def _missing_checkpoints(
@@ -222,14 +218,9 @@ def _missing_checkpoints(
     """
     if queue is None or not (queue.spec.storage.checkpoints or job.spec.volumes.checkpoints):
         return ()
-    try:
-        spec = resolve_spec(job, queue)
-    except InvalidSpecError:
-        return ()
     mounted = head_and_workers.claims_of(gang)
-    return tuple(
-        claim for claim in missing_checkpoints(job, workspace, spec) if claim.name in mounted
-    )
+    missing = missing_checkpoints(job, workspace, resolve(job, queue))
+    return tuple(claim for claim in missing if claim.name in mounted)
 
 
 def missing_checkpoints(

@@ -114,6 +114,9 @@ def compose(
         queue_policy=_queue_policy(
             job, observed.queue, observed.gang, decision, is_terminal=is_terminal
         ),
+        accepted_generation=job.metadata.generation
+        if decision.state is State.READY
+        else last_status.accepted_generation,
         sync_start_time=sync_start(last_status, phase, now),
         completion_time=now if is_terminal else None,
         unfenced=unfenced,

@@ -1,10 +1,10 @@
 """The Indexed Job of one attempt. The controller does not change it while its gang runs."""
 
 from torchrun_api import contract, names
-from torchrun_api.job import TorchrunJob
+from torchrun_api.job import EnvVar, TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
 from torchrun_api.kinds import JOBS
-from torchrun_api.quantity import parse
+from torchrun_api.quantity import amount_of
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
@@ -22,7 +22,6 @@ from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.security import apply_security
 from torchrun_controller.reconcile.spec import pod_template
 from torchrun_controller.reconcile.spec.containers import set_launcher_resources
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.requests import encode_charge, requests_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
@@ -74,9 +73,6 @@ def charge_annotation(job: TorchrunJob, queue: TorchrunQueue, run: ResolvedSpec)
     """Return the annotation with the quota that a gang uses.
 
     Its queue may take part in admission only later, and the job may be deleted before its pods end.
-
-    Raises:
-        InvalidSpecError: as `requests_of` does.
     """
     requests = requests_of(job, queue, run.size)
     return {names.CHARGE: encode_charge(job.metadata.uid, requests, queue.metadata.name)}
@@ -100,10 +96,8 @@ def worker_template(
     """Return the v1 PodTemplateSpec: the templates of the users, with the controller's fields.
 
     Raises:
-        InvalidSpecError: the job sets a field of the controller, or violates the podSecurity of its
-            queue, or asks for something that no worker can have.
+        InvalidSpecError: the job violates the podSecurity of its queue.
     """
-    pod_template.check(job, queue)
     template: JsonObject = {
         "metadata": {"annotations": DO_NOT_EVICT},
         "spec": pod_template.defaults(queue),
@@ -126,7 +120,7 @@ def worker_template(
     if network.needs_service(run):
         annotations[names.GATE] = names.LEADER
     if run.checkpoints is not None and run.checkpoints.host_path:
-        annotations[names.LOCAL_CHECKPOINTS] = str(int(parse(run.checkpoints.size)))
+        annotations[names.LOCAL_CHECKPOINTS] = str(int(amount_of(run.checkpoints.size)))
     if annotations:
         meta["annotations"] = annotations
     pod = _pod(job, queue, run, environment, defaults)
@@ -287,19 +281,13 @@ def _env(
         *progress_reports.variables(defaults),
         *network.rendezvous_env(job, run, attempt),
     ]
+    # The controller refuses these names in a new job (`validation`).
     reserved_names = {variable["name"] for variable in own_env}
-    users: list[JsonObject] = []
-    for variable in job.spec.env:
-        if variable.name in reserved_names:
-            raise InvalidSpecError(
-                f"spec.env contains {variable.name}, which the controller sets. Remove it (sizes,"
-                " ports and backends have their own fields)."
-            )
-        entry: JsonObject = {"name": variable.name}
-        if variable.value_from is not None:
-            entry["valueFrom"] = variable.value_from
-        else:
-            entry["value"] = variable.value or ""
-        users.append(entry)
-        reserved_names.add(variable.name)
-    return [*own_env, *users]
+    users = (_variable(variable) for variable in job.spec.env)
+    return [*own_env, *(entry for entry in users if entry["name"] not in reserved_names)]
+
+
+def _variable(variable: EnvVar) -> JsonObject:
+    if variable.value_from is not None:
+        return {"name": variable.name, "valueFrom": variable.value_from}
+    return {"name": variable.name, "value": variable.value or ""}

@@ -5,7 +5,7 @@ from typing import Literal
 from torchrun_api import names, workspace_contract
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
-from torchrun_api.quantity import parse
+from torchrun_api.quantity import amount_of
 from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
@@ -62,7 +62,7 @@ def _max_bytes(size: str) -> int:
 
     The kubelet evicts a pod whose emptyDir is larger than its limit.
     """
-    half = max(1, int(parse(size)) // 2)
+    half = max(1, int(amount_of(size)) // 2)
     return min(half, int(workspace_contract.SYNC_MAX_BYTES.default))
 
 

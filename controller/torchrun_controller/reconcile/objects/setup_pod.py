@@ -4,7 +4,7 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, object_at, objects_at
 from torchrun_api.kinds import PODS
-from torchrun_api.quantity import format_bytes, format_cpu, parse
+from torchrun_api.quantity import amount_of, format_bytes, format_cpu
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
@@ -88,8 +88,8 @@ def _container(
 
 def _resources(size: Size) -> JsonObject:
     """Return the resources. The memory limit is the limit of a worker, for builds of packages."""
-    cpu = min(parse(CPU), parse(size.requests.get("cpu", CPU)))
-    memory = min(parse(MEMORY), parse(size.requests.get("memory", MEMORY)))
+    cpu = min(amount_of(CPU), amount_of(size.requests.get("cpu", CPU)))
+    memory = min(amount_of(MEMORY), amount_of(size.requests.get("memory", MEMORY)))
     resources: JsonObject = {"requests": {"cpu": format_cpu(cpu), "memory": format_bytes(memory)}}
     if "memory" in size.limits:
         resources["limits"] = {"memory": size.limits["memory"]}

@@ -7,7 +7,7 @@ of other workers. The rule is greedy: each worker in turn takes the node with mo
 from torchrun_api.core import Node
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import QuantityError, parse
+from torchrun_api.quantity import amount_of
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
 from torchrun_controller.reconcile.placement.affinity import add_preference, hostnames
 from torchrun_controller.reconcile.pods.nodes import ready_condition
@@ -53,7 +53,7 @@ def prefer_checkpoint_nodes(
 def _emptiest_nodes(run: ResolvedSpec, cluster: ObservedCluster) -> tuple[str, ...]:
     """Return nodes for the whole gang by the greedy rule; none where no node can be read."""
     assert run.checkpoints is not None
-    size = int(parse(run.checkpoints.size))
+    size = int(amount_of(run.checkpoints.size))
     free_bytes = {
         name: _allocatable(node) - cluster.promised.get(name, 0)
         for name, node in (cluster.nodes or {}).items()
@@ -80,7 +80,4 @@ def _accepts_pods(node: Node, selector: dict[str, str]) -> bool:
 
 def _allocatable(node: Node) -> int:
     """Return the allocatable ephemeral storage in bytes."""
-    try:
-        return int(parse(node.status.allocatable.get("ephemeral-storage", "0")))
-    except QuantityError:
-        return 0
+    return int(amount_of(node.status.allocatable.get("ephemeral-storage", "0")))

@@ -20,9 +20,10 @@ from torchrun_controller.reconcile.objects.child_job import (
 )
 from torchrun_controller.reconcile.queue.model import ObservedQueue, TemplateCheck
 from torchrun_controller.reconcile.schedulers.choice import choose
+from torchrun_controller.reconcile.spec import pod_template
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
-from torchrun_controller.reconcile.spec.resolve import resolve_spec
+from torchrun_controller.reconcile.spec.resolve import resolve
 
 CONDITION = "TemplateValid"
 
@@ -50,6 +51,7 @@ def check_template(observed: ObservedQueue, defaults: Defaults) -> TemplateState
             )
         )
     try:
+        pod_template.check(queue)
         choose(queue, observed.installed)
         return TemplateState(trial=sample_job(queue, defaults))
     except InvalidSpecError as error:
@@ -75,7 +77,7 @@ def sample_job(queue: TorchrunQueue, defaults: Defaults) -> Apply:
             image=queue.spec.image or "image",
         ),
     )
-    spec = resolve_spec(job, queue)
+    spec = resolve(job, queue)
     annotations = charge_annotation(job, queue, spec)
     template = worker_template(job, queue, spec, None, 0, "0", defaults)
     template = merge(template, {"metadata": {"annotations": annotations}})

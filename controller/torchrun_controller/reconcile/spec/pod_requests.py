@@ -8,7 +8,7 @@ from msgspec import field
 
 from torchrun_api.json import JsonObject
 from torchrun_api.meta import Wire
-from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
+from torchrun_api.quantity import QuantityError, amount_of, format_bytes, format_cpu, parse
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 _IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
@@ -39,11 +39,7 @@ class _Template(Wire, frozen=True, kw_only=True):
 
 
 def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
-    """Return the requests of all pods as a v1 ResourceList. `parts` are templates and counts.
-
-    Raises:
-        InvalidSpecError: the template's resources cannot be read.
-    """
+    """Return the requests of all pods as a v1 ResourceList. `parts` are templates and counts."""
     sums: Amounts = {}
     for requests, pods in [(of_pod(part), pods) for part, pods in parts]:
         sums = _sum(sums, {name: amount * pods for name, amount in requests.items()})
@@ -51,9 +47,29 @@ def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
 
 
 def of_pod(template: JsonObject) -> Amounts:
-    """Return the requests of one pod of a v1 PodTemplateSpec. Raises as `total` does."""
+    """Return the requests of one pod of a v1 PodTemplateSpec.
+
+    Does not raise: what the API server refuses in a pod counts as nothing.
+    """
     try:
         return _of_spec(msgspec.convert(template, _Template).spec)
+    except msgspec.ValidationError:
+        return {}
+
+
+def check(template: JsonObject) -> None:
+    """Check the resources of a v1 PodTemplateSpec.
+
+    Raises:
+        InvalidSpecError: they cannot be read.
+    """
+    try:
+        spec = msgspec.convert(template, _Template).spec
+        containers = (*spec.init_containers, *spec.containers)
+        resources = (spec.resources, *(container.resources for container in containers))
+        lists = (spec.overhead, *(part for r in resources for part in (r.requests, r.limits)))
+        for quantity in (value for quantities in lists for value in quantities.values()):
+            parse(quantity)
     except (msgspec.ValidationError, QuantityError) as error:
         raise InvalidSpecError(
             f"podTemplate: the resources of the pods are invalid: {error}."
@@ -71,7 +87,7 @@ def _of_spec(spec: _PodSpec) -> Amounts:
         running = with_container if container.restart_policy == "Always" else running
     for container in spec.containers:
         running = _sum(running, _of_container(container))
-    overhead = {name: parse(value) for name, value in spec.overhead.items()}
+    overhead = {name: amount_of(value) for name, value in spec.overhead.items()}
     containers = _larger(running, peak)
     return _sum(_larger(containers, _of_pod_level(spec.resources, containers)), overhead)
 
@@ -88,13 +104,15 @@ def _of_pod_level(resources: _Resources, containers: Amounts) -> Amounts:
         for name, limit in resources.limits.items()
         if name not in containers or name.startswith("hugepages-")
     }
-    return {name: parse(value) for name, value in (defaults | resources.requests).items()}
+    return {name: amount_of(value) for name, value in (defaults | resources.requests).items()}
 
 
 def _of_container(container: _Container) -> Amounts:
     """Return the requests; the API server uses limits where requests are missing."""
     resources = container.resources
-    return {name: parse(value) for name, value in (resources.limits | resources.requests).items()}
+    return {
+        name: amount_of(value) for name, value in (resources.limits | resources.requests).items()
+    }
 
 
 def _sum(first: Amounts, second: Amounts) -> Amounts:

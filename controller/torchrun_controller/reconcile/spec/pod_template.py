@@ -39,15 +39,15 @@ def trainer_image(template: PodTemplate) -> str:
     return str(next(images, None) or "")
 
 
-def check(job: TorchrunJob, queue: TorchrunQueue) -> None:
-    """Refuse what cannot be honoured.
+def check(queue: TorchrunQueue, job: TorchrunJob | None = None) -> None:
+    """Refuse what cannot be honoured in the template of a queue, and in those of its job.
 
     Raises:
         InvalidSpecError: a template sets another restartPolicy than Never, or a grace period that
             is none; or it mounts a token where the queue's own template says that none is.
     """
     final = queue.spec.pod_template.spec.get(_TOKEN) is False
-    for path, template in _templates(job, queue):
+    for path, template in _templates(queue, job):
         spec = template.spec
         policy, grace = spec.get("restartPolicy"), spec.get(_GRACE)
         if policy not in (None, "Never"):
@@ -84,10 +84,11 @@ def grace_of(template: PodTemplate) -> int | None:
     return seconds if 0 <= seconds <= LONGEST_GRACE else None
 
 
-def _templates(job: TorchrunJob, queue: TorchrunQueue) -> Iterator[tuple[str, PodTemplate]]:
+def _templates(queue: TorchrunQueue, job: TorchrunJob | None) -> Iterator[tuple[str, PodTemplate]]:
     yield f"TorchrunQueue {queue.metadata.name}: podTemplate", queue.spec.pod_template
-    yield "spec.podTemplate", job.spec.pod_template
-    if job.spec.head is not None:
+    if job is not None:
+        yield "spec.podTemplate", job.spec.pod_template
+    if job is not None and job.spec.head is not None:
         yield "spec.head.podTemplate", job.spec.head.pod_template
 
 

@@ -96,25 +96,6 @@ def queue_policy(queue: TorchrunQueue | None) -> QueuePolicy:
     )
 
 
-def find_unreachable(rules: tuple[FailureRule, ...]) -> int | None:
-    """Return the index of the first rule that can never match because of earlier ones."""
-    codes: set[int] = set()
-    signals: set[int] = set()
-    conditions: set[str] = set()
-    for index, rule in enumerate(rules):
-        first_matches = (
-            set(rule.exit_codes) - codes
-            or set(rule.signals) - signals
-            or set(rule.pod_conditions) - conditions
-        )
-        if not first_matches:
-            return index
-        codes |= set(rule.exit_codes)
-        signals |= set(rule.signals)
-        conditions |= set(rule.pod_conditions)
-    return None
-
-
 def _pick(override: T | None, base: T | None, default: T) -> T:
     value = override if override is not None else base
     return default if value is None else value

@@ -45,12 +45,8 @@ class GangRequests(Struct, frozen=True, kw_only=True):
 
 
 def requests_of(job: TorchrunJob, queue: TorchrunQueue, size: Size) -> GangRequests:
-    """Return the requests of a gang of this size, with the pod templates of queue and job.
-
-    Raises:
-        InvalidSpecError: the resources of a pod template cannot be read.
-    """
-    layers = (queue.spec.pod_template, job.spec.pod_template)
+    """Return the requests of a gang of this size, with the pod templates of queue and job."""
+    layers = _layers(job, queue)
     gpu = queue.spec.node_resources.gpu_resource_name
     pod = _of_pod(size, layers)
     gang = GangRequests(nodes=size.nodes, pod=pod, gpus=pod.get(gpu, 0))
@@ -64,17 +60,37 @@ def requests_of(job: TorchrunJob, queue: TorchrunQueue, size: Size) -> GangReque
     return structs.replace(gang, pod=most, gpus=most.get(gpu, 0))
 
 
-def _of_pod(size: Size, layers: tuple[PodTemplate, ...]) -> dict[str, int]:
-    """Return the requests of a pod: the trainer, the launcher and all other containers."""
+def check_templates(job: TorchrunJob, queue: TorchrunQueue) -> None:
+    """Check the resources in the pod templates of queue and job.
+
+    Raises:
+        InvalidSpecError: they cannot be read.
+    """
+    heads = () if job.spec.head is None else (job.spec.head.pod_template,)
+    for layers in _layers(job, queue), (*_layers(job, queue), *heads):
+        pod_requests.check({"spec": _merge_specs(layers)})
+
+
+def _layers(job: TorchrunJob, queue: TorchrunQueue) -> tuple[PodTemplate, ...]:
+    return (queue.spec.pod_template, job.spec.pod_template)
+
+
+def _merge_specs(layers: tuple[PodTemplate, ...]) -> JsonObject:
     spec: JsonObject = {}
     for layer in layers:
         spec = merge(spec, layer.spec)
+    return spec
+
+
+def _of_pod(size: Size, layers: tuple[PodTemplate, ...]) -> dict[str, int]:
+    """Return the requests of a pod: the trainer, the launcher and all other containers."""
     trainer: JsonObject = {
         "name": names.TRAINER_CONTAINER,
         "resources": {"requests": dict(size.requests), "limits": dict(size.limits)},
     }
     launcher: JsonObject = {"name": names.LAUNCHER_CONTAINER}
-    spec = merge(spec, {"containers": [trainer], "initContainers": [launcher]})
+    containers: JsonObject = {"containers": [trainer], "initContainers": [launcher]}
+    spec = merge(_merge_specs(layers), containers)
     set_launcher_resources(spec)
     amounts = pod_requests.of_pod({"spec": spec})
     return {"pods": 1} | {name: _whole(name, amount) for name, amount in amounts.items()}

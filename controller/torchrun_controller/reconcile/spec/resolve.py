@@ -1,4 +1,8 @@
-"""The resolved spec of a run: the queue's template with the job's overrides and all defaults."""
+"""The resolved spec of a run: the queue's template with the job's overrides and all defaults.
+
+`resolve` does not refuse anything: a gang that runs, a reload and a resize need the spec, whatever
+rules the present version of the controller has for new jobs. Those are in `validation`.
+"""
 
 from typing import Literal, TypeVar
 
@@ -8,7 +12,7 @@ from msgspec.structs import replace
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import QuantityError, format_bytes, parse
+from torchrun_api.quantity import amount_of, format_bytes
 from torchrun_api.queue import (
     CheckpointStorage,
     TorchrunQueue,
@@ -17,18 +21,8 @@ from torchrun_api.queue import (
 )
 from torchrun_api.shared import CheckpointsOverride, Dataset, DeliveryMode, RdzvBackend
 from torchrun_api.unsupported import etcd_without_endpoint, usual_rendezvous
-from torchrun_controller.reconcile.spec.contradictions import (
-    contradiction,
-    over_limit,
-    over_priority,
-)
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.pod_template import trainer_image
-from torchrun_controller.reconcile.spec.reliability import (
-    ResolvedReliability,
-    find_unreachable,
-    resolve_reliability,
-)
+from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import Size, size_of
 
@@ -104,39 +98,21 @@ class ResolvedSpec(Struct, frozen=True, kw_only=True):
     restart_limits: JsonObject | None = None
 
 
-def resolve_spec(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
-    """Merge `job` over `queue`.
-
-    Raises:
-        InvalidSpecError: no run is possible with this job and queue.
-    """
+def resolve(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
+    """Merge `job` over `queue`. Does not raise."""
     spec, template = job.spec, queue.spec
-    try:
-        size = size_of(spec, template.node_resources)
-        workspace = _workspace(job, template, size)
-        checkpoints = _checkpoints(job, template, size)
-        shm_size = _shm_size(template, size)
-    except QuantityError as error:
-        raise InvalidSpecError(str(error)) from error
-    _check_command(spec)
+    size = size_of(spec, template.node_resources)
+    workspace = _workspace(job, template, size)
     policy = resolve_reliability(job, queue)
-    problem = (
-        over_limit(size.nodes, policy.max_nodes, queue)
-        or over_priority(spec, queue)
-        or contradiction(spec, queue, never_restarts=policy.never_restart)
-    )
-    if problem is not None:
-        raise InvalidSpecError(problem)
     scheduling = scheduling_of(job, queue)
-    _check_rules(policy)
     return ResolvedSpec(
         size=size,
-        image=_image(spec, template),
+        image=image_of(spec, template),
         setup=_setup(spec),
         workspace=workspace,
-        checkpoints=checkpoints,
+        checkpoints=_checkpoints(job, template, size),
         datasets=_by_name(template.storage.datasets, spec.volumes.datasets),
-        shm_size=shm_size,
+        shm_size=_shm_size(template, size),
         nproc_per_node=_nproc_per_node(spec, template, size),
         max_restarts=_first(spec.distributed.max_restarts, template.distributed.max_restarts, 0),
         backend=_first(
@@ -189,9 +165,9 @@ def _first(job_value: T | None, queue_value: T | None, default: T) -> T:
 
 def _claim_size(size: int | str | None, size_per_gpu: int | str | None, gpus: int) -> str:
     if size is not None:
-        return format_bytes(parse(size))
+        return format_bytes(amount_of(size))
     if size_per_gpu is not None:
-        return format_bytes(parse(size_per_gpu) * max(1, gpus))
+        return format_bytes(amount_of(size_per_gpu) * max(1, gpus))
     return DEFAULT_CLAIM_SIZE
 
 
@@ -214,11 +190,6 @@ def _workspace(job: TorchrunJob, template: TorchrunQueueSpec, size: Size) -> Vol
             existing=True,
             mount_path=mount_path,
             sub_path=volume.sub_path or "",
-        )
-    if not storage.enabled:
-        raise InvalidSpecError(
-            "spec.volumes.workspace is set, but storage.workspace.enabled of the queue is false."
-            " Set source to none or choose another queue."
         )
     delivery = volume.delivery or storage.delivery
     # Only the pod that serves the workspace mounts the claim, so it may be ReadWriteOnce.
@@ -285,7 +256,7 @@ def _shm_size(template: TorchrunQueueSpec, size: Size) -> str | None:
     per_gpu = template.storage.shm_size_per_gpu
     if per_gpu is None:
         return None
-    return format_bytes(parse(per_gpu) * max(1, size.gpus_per_node))
+    return format_bytes(amount_of(per_gpu) * max(1, size.gpus_per_node))
 
 
 def _rendezvous(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> Rendezvous:
@@ -308,39 +279,17 @@ def _by_name(queue: tuple[Dataset, ...], job: tuple[Dataset, ...]) -> tuple[Data
     return tuple(by_name.values())
 
 
-def _check_rules(policy: ResolvedReliability) -> None:
-    index = find_unreachable(policy.rules)
-    if index is not None:
-        raise InvalidSpecError(
-            f"reliability.rules[{index}] can never match: earlier rules match everything that it"
-            " lists. Remove it or move it to the front."
-        )
-
-
-def _check_command(spec: TorchrunJobSpec) -> None:
-    if not spec.command:
-        raise InvalidSpecError(
-            'spec.command is empty. Set it to a shell command line such as "python train.py".'
-        )
-
-
 def _setup(spec: TorchrunJobSpec) -> Setup | None:
     if not spec.setup_command and not spec.requirements:
         return None
     return Setup(requirements=spec.requirements, command=spec.setup_command)
 
 
-def _image(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> str:
-    """The image of the job, by either field, or that of its queue."""
-    image = (
+def image_of(spec: TorchrunJobSpec, template: TorchrunQueueSpec) -> str:
+    """Return the image of the job, by either field, or that of its queue; "" if none is set."""
+    return (
         spec.image
         or trainer_image(spec.pod_template)
         or template.image
         or trainer_image(template.pod_template)
     )
-    if not image:
-        raise InvalidSpecError(
-            "spec.image is not set, and the queue has no default image. Set it in the job or in its"
-            " queue."
-        )
-    return image

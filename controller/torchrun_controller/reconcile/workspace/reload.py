@@ -26,8 +26,7 @@ from torchrun_controller.reconcile.model.observed import (
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.serve_pod import Store
 from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve_spec
+from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve
 from torchrun_controller.reconcile.workspace import (
     claim_node,
     claims,
@@ -90,10 +89,7 @@ def _find_source(
     if claim is not None and claim.metadata.terminating and not delivery.is_ephemeral(workspace):
         return None
     if delivery.is_served(job, workspace):
-        try:
-            source = resolve_spec(job, queue).workspace if queue is not None else None
-        except InvalidSpecError:
-            return None
+        source = resolve(job, queue).workspace if queue is not None else None
         return None if source is None or source.delivery == "shared" else source
     if claim is None:
         return None

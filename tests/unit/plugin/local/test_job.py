@@ -10,7 +10,7 @@ from kubectl_torchrun.local.job import job_and_queue
 from kubectl_torchrun.upload.job_manifest import Request
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_controller.reconcile.spec.resolve import resolve_spec
+from torchrun_controller.reconcile.spec.resolve import resolve
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -20,7 +20,7 @@ def of_file(gpus: int | None = None, **spec: object) -> tuple[TorchrunJob, int, 
     body: JsonObject = {"jobQueue": "h100", "command": "python train.py", **spec}  # type: ignore[dict-item]
     manifest: JsonObject = {"metadata": {"name": "t"}, "spec": body}
     job, queue, ignored = job_and_queue(Request("t", "", "", manifest=manifest), gpus, NOW)
-    return job, resolve_spec(job, queue).nproc_per_node, ignored
+    return job, resolve(job, queue).nproc_per_node, ignored
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_nodes_and_ranks(spec: dict[str, object], gpus: int | None, nodes: int, 
         gpus,
         NOW,
     )
-    assert resolve_spec(job, queue).size.nodes == nodes
+    assert resolve(job, queue).size.nodes == nodes
 
 
 def test_fields_without_a_meaning_here_are_named() -> None:

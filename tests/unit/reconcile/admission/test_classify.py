@@ -82,7 +82,7 @@ class TestInLine:
         world = submitted()
         beside = {"name": "beside", "resources": {"limits": {GPU: "many"}}}
         world.spec(pod_template=PodTemplate(spec={"containers": [beside]}))
-        assert classify_world(world).workload.pod == {"pods": 1}
+        assert classify_world(world).workload.pod == {"pods": 1, GPU: 0}
 
     def test_priority_and_selector_come_from_queue_and_job(self):
         queue = {

@@ -87,7 +87,7 @@ class TestHolding:
         remove_charges(world, Job, Pod)
         status = replace(world.job.status, gpus=16, admission=Admission(nodes=2, time=START))
         world.job = replace(world.job, status=status)
-        world.spec(num_nodes=None)
+        world.queue = None
         request = classify_world(world).workload
         assert (request.nodes, request.gpus) == (2, 8)
         assert deliver(world) is Stage.REPORT
@@ -102,7 +102,7 @@ class TestHolding:
         recorded = Admission(nodes=2, time=START)
         status = replace(world.job.status, num_nodes=nodes, gpus=total, admission=recorded)
         world.job = replace(world.job, status=status)
-        world.spec(num_nodes=None)
+        world.queue = None
         assert classify_world(world).workload.gpus == gpus
 
     @pytest.mark.parametrize(

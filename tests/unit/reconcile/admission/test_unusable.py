@@ -103,14 +103,14 @@ def test_a_gang_that_exists_keeps_its_admission():
 
 def test_pods_of_the_last_gang_keep_the_admission():
     world = running(priority=5)
-    lower_limit(world)
+    delete_queue(world)
     (child,) = world.gangs
     del world.objects["jobs", child.metadata.name]
     world.settle()
     assert classify_world(world).outdated == ""
     world.vanish(*(pod.metadata.name for pod in pods_of(world)))
     world.settle()
-    assert world.job.status.reason == "InvalidSpec"
+    assert world.job.status.reason == "QueueNotFound"
     assert classify_world(world).outdated != ""
 
 

@@ -2,9 +2,6 @@
 
 import pytest
 
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.reliability import find_unreachable
-from torchrun_controller.reconcile.spec.resolve import resolve_spec
 from unit.reconcile.failing import disrupt, fail, running
 from world import World, make_job, make_queue
 
@@ -46,13 +43,6 @@ def test_never_means_never():
     world.settle()
     assert world.phase == "Failed"
     assert "restartPolicy is Never" in world.job.status.message
-
-
-def test_an_impossible_rule_is_refused():
-    rules = [{"exitCodes": [1, 2], "action": "fail"}, {"exitCodes": [2], "action": "ignore"}]
-    with pytest.raises(InvalidSpecError, match=r"rules\[1\]"):
-        resolve_spec(make_job(numNodes=1, reliability={"rules": rules}), make_queue())
-    assert find_unreachable(()) is None
 
 
 def test_jobs_inherit_the_reliability_of_the_queue():

@@ -7,7 +7,7 @@ import pytest
 
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.resolve import resolve_spec
+from torchrun_controller.reconcile.spec.resolve import resolve
 from world import DEFAULTS, World, make_job, make_queue
 
 
@@ -18,9 +18,7 @@ def of_trainer(**context: object) -> dict[str, Any]:
 def pod(job: dict[str, Any] | None = None, **queue: Any) -> dict[str, Any]:
     asked = make_job(numNodes=1, podTemplate={"spec": job or {}})
     laid_down = make_queue(**queue)
-    template = worker_template(
-        asked, laid_down, resolve_spec(asked, laid_down), None, 0, "", DEFAULTS
-    )
+    template = worker_template(asked, laid_down, resolve(asked, laid_down), None, 0, "", DEFAULTS)
     return msgspec.json.decode(msgspec.json.encode(template["spec"]))
 
 

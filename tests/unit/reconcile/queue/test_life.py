@@ -94,12 +94,11 @@ def test_a_forbidden_trial_stops_nothing():
 
 
 def test_an_invalid_queue_needs_no_trial():
-    rule = {"action": "restart", "exitCodes": [3]}
-    world = QueueWorld(make_trq(reliability={"rules": [rule, rule]}))
+    world = QueueWorld(make_trq(podTemplate={"spec": {"restartPolicy": "Always"}}))
     world.settle()
     assert world.trials == []
     assert world.condition("TemplateValid").reason == "InvalidSpec"
-    assert "rules[1]" in world.condition("Ready").message
+    assert "restartPolicy" in world.condition("Ready").message
 
 
 def test_an_unreadable_spec_removes_nothing():

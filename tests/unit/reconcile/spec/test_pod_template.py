@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
-from torchrun_controller.reconcile.spec.resolve import resolve_spec
+from torchrun_controller.reconcile.spec.resolve import resolve
+from torchrun_controller.reconcile.spec.validation import validate
 from world import DEFAULTS, World, make_job, make_queue
 
 GRACE = "terminationGracePeriodSeconds"
@@ -22,7 +23,8 @@ def pod(
 ) -> dict[str, Any]:
     """The PodSpec of the workers. `job` and `queue` are fields of the specs."""
     asked, laid_down = make_job(**{"numNodes": 2, **(job or {})}), make_queue(**(queue or {}))
-    run = resolve_spec(asked, laid_down)
+    validate(asked, laid_down)
+    run = resolve(asked, laid_down)
     template = worker_template(asked, laid_down, run, None, 0, "", DEFAULTS, role)
     return msgspec.json.decode(msgspec.json.encode(template["spec"]))
 

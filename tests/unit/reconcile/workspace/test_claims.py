@@ -209,14 +209,12 @@ def test_a_claim_that_lost_its_volume_is_named():
     assert "kubectl delete pvc train-checkpoints" in condition[1]
 
 
-@pytest.mark.parametrize("case", ["no queue", "no run", "taken", "existing", "none"])
-def test_no_claim_is_recreated_without_a_valid_spec(case: str):
+@pytest.mark.parametrize("case", ["no queue", "taken", "existing", "none"])
+def test_no_claim_is_recreated_without_need(case: str):
     world = no_workspace()
     gone(world, CHECKPOINTS)
     if case == "no queue":
         world.queue = None
-    elif case == "no run":
-        world.spec(command="")
     elif case == "taken":
         foreign = ChildMeta(name=CHECKPOINTS, namespace="ml", uid="foreign", labels=LABELS)
         world.objects[CLAIMS.plural, CHECKPOINTS] = PersistentVolumeClaim(metadata=foreign)

@@ -359,7 +359,9 @@ def test_the_setup_follows_the_files_and_not_the_commit(other, same):
 
 
 def test_variables_of_the_setup_are_reserved():
-    world = ready_for_setup(env=[{"name": "TORCHRUN_ENV_DIR", "value": "/mine"}])
+    env = [{"name": "TORCHRUN_ENV_DIR", "value": "/mine"}]
+    world = World(make_job(numNodes=1, env=env, setupCommand="make"), make_queue())
+    world.settle()
     assert world.job.status.reason == "InvalidSpec"
     assert "TORCHRUN_ENV_DIR" in world.job.status.message
 
