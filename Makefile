@@ -212,6 +212,7 @@ generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden files
 	$(BIN)/python -m torchrun_controller.metrics.reference docs/metrics.md
 	$(BIN)/python manifests/monitoring/generate.py
 	$(BIN)/python docs/phases_page.py
+	$(BIN)/python docs/client_references.py
 	$(DRAW)
 	$(BIN)/pytest -q tests/unit/reconcile --update-golden
 

@@ -8,14 +8,17 @@ from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, State
 
 PAGE = Path(__file__).with_name("phases.md")
 
+# From this heading on, the page is written by hand.
+BY_HAND = "\n## Conditions\n"
+
 
 def page() -> str:
     """The page: which phase follows which, the steps in their order, and what each state means."""
     lines = [
-        "# Phases",
+        "# Phases and conditions",
         "",
-        "`status.phase` summarizes the current state of a job. This page shows which phase can",
-        "follow which, how the controller decides, and what each phase means.",
+        "Look up what a phase or a condition means, which phase can follow which, and which",
+        "objects belong to a job. `status.phase` is a one-word summary of the conditions.",
         "",
         "A job starts in Pending, or in the first phase that applies. If the controller is killed",
         "after it created a gang and before it wrote the status, it continues as if the phase were",
@@ -53,7 +56,8 @@ def page() -> str:
             if row.phase == phase:
                 phase_name = phase or "unchanged"
                 lines.append(f"| {phase_name} | {row.condition}={row.status} | {state.value} |")
-    return "\n".join(lines) + "\n"
+    by_hand = PAGE.read_text(encoding="utf-8").partition(BY_HAND)[2]
+    return "\n".join(lines) + "\n" + BY_HAND + by_hand
 
 
 def following(phase: Phase) -> str:

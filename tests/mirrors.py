@@ -56,7 +56,7 @@ def find_tests(source: Path) -> list[Path]:
             return near
         folder = folder.parent
     raise NoTestsError(
-        f"{source}: no tests yet. Write {mirror_of(source)}; docs/first-test.md shows how."
+        f"{source}: no tests yet. Write {mirror_of(source)}; CONTRIBUTING.md shows how."
     )
 
 

@@ -199,7 +199,7 @@ METADATA_KEYS = (
         (ADMINISTRATOR,),
         (CONTROLLER,),
         "Machines that are off and have no Node any more, as `ATTEMPT/NODE,...`. Their pods no "
-        "longer count as running. See [lost nodes](failures.md#lost-nodes).",
+        "longer count as running. See [lost nodes](lost-nodes.md).",
     ),
     _annotation(
         names.SOURCE,

@@ -27,13 +27,9 @@ PLACES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("examples/demo.py", ('torchrun-controller:{}"',)),
     ("tests/e2e/cluster.py", ('torchrun-controller:{}"',)),
     (".vscode/launch.json", ('torchrun-controller:{}"',)),
-    ("README.md", ("/v{}\n", "kubectl_torchrun-{}-py3", "torchrun-controller:{}")),
-    ("docs/install.md", ("/v{}\n", "torchrun-controller:{}", "torchrun-controller-{}.")),
-    ("docs/quickstart.md", ("/v{}\n", "kubectl_torchrun-{}-py3")),
-    ("docs/plugin.md", ("/v{}\n", "kubectl_torchrun-{}-py3")),
-    ("docs/upgrade.md", ("/v{}\n", "torchrun-controller-{}.tgz")),
-    ("plugin/README.md", ("kubectl_torchrun-{}-py3",)),
-    ("sdk/README.md", ("torchrun_sdk-{}-py3", "kubectl_torchrun-{}-py3")),
+    ("README.md", ("$IMAGE:{} ",)),
+    ("docs/install.md", ("torchrun-controller:{}", "torchrun-controller-{}.")),
+    ("docs/upgrade.md", ("torchrun-controller-{}.tgz",)),
 )
 """Files, and the text around each version in them."""
 

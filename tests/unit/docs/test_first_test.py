@@ -1,10 +1,10 @@
-"""The example of docs/first-test.md runs unchanged."""
+"""The example of CONTRIBUTING.md runs unchanged."""
 
 from typing import Any
 
 from pages import ROOT, blocks
 
-PAGE = ROOT / "docs" / "first-test.md"
+PAGE = ROOT / "CONTRIBUTING.md"
 
 
 def test_the_example_runs():

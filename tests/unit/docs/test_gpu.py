@@ -1,4 +1,4 @@
-"""The pods of the manifests of docs/gpu.md have what the page promises."""
+"""The pods of the manifests of docs/gpu.md and docs/debugging.md have what the page promises."""
 
 from typing import Any
 
@@ -13,8 +13,14 @@ from torchrun_api.queue import TorchrunQueue
 from unit.docs.test_manifests import objects
 from world import World, make_job
 
-PAGE = ROOT / "docs" / "gpu.md"
-OBJECTS = [body for block in blocks(PAGE) if block.language == "yaml" for body in objects(block)]
+PAGES = [ROOT / "docs" / name for name in ("gpu.md", "debugging.md")]
+OBJECTS = [
+    body
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "yaml"
+    for body in objects(block)
+]
 QUEUES = {body["metadata"]["name"]: body for body in OBJECTS if body["kind"] == "TorchrunQueue"}
 JOBS_OF_PAGE = {body["metadata"]["name"]: body for body in OBJECTS if body["kind"] == "TorchrunJob"}
 

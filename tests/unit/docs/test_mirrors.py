@@ -70,7 +70,7 @@ def test_a_missing_test_has_a_remedy(capsys: pytest.CaptureFixture[str]):
     assert main(["Dockerfile"]) == 2
     assert CONTROLLER in capsys.readouterr().out
     assert main([f"{CONTROLLER}/__init__.py"]) == 2
-    assert "Write tests/unit/test___init__.py; docs/first-test.md" in capsys.readouterr().out
+    assert "Write tests/unit/test___init__.py; CONTRIBUTING.md" in capsys.readouterr().out
     assert main([]) == 2
     with pytest.raises(NoTestsError):
         find_tests(Path("nothing.py"))

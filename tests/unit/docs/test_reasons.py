@@ -69,8 +69,10 @@ def source() -> str:
 
 
 def explained() -> set[str]:
-    cells = re.findall(r"^\| ([^|]+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    return {word.strip() for cell in cells for word in cell.split(",")}
+    page = PAGE.read_text(encoding="utf-8")
+    cells = re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE)
+    headings = re.findall(r"^### (\w+)$", page, re.MULTILINE)
+    return {*headings, *(word.strip() for cell in cells for word in cell.split(","))}
 
 
 def test_every_reason_is_documented() -> None:
