@@ -18,7 +18,6 @@ SHARED_NAMES = {
     "ApiError": 2,
     "Backoff": 2,
     "Cause": 4,
-    "Connections": 2,
     "Credentials": 2,
     "Done": 2,
     "Endpoint": 2,
