@@ -12,7 +12,7 @@ CODE := api controller runtime plugin sdk cluster bench docs examples manifests 
 WORKERS ?= 2
 # The same for unit tests, on two cores: many of them wait for processes.
 UNIT_WORKERS ?= 4
-# The same for integration tests, which wait, too. Each process has its own control plane.
+# The same for integration tests, which also wait. Each process has its own control plane.
 INTEGRATION_WORKERS ?= 3
 # The same for e2e, with a cluster each; 0 runs the tests in turn, for which their timeouts are set.
 E2E_WORKERS ?= 0
@@ -147,7 +147,7 @@ monitoring: $(VENV)/.ready ## Every panel and alert, by a real Prometheus that s
 
 matrix: lowest-versions $(PYTHONS:%=matrix-python-%) $(RELEASES:%=matrix-kubernetes-%) ## Unit and integration on each Python, integration and a real run on each Kubernetes
 
-# Environments of their own, in .venv/pythonX.Y.
+# In the environments .venv/pythonX.Y.
 matrix-python-%: programs
 	@python$* -c 'import venv, ensurepip' || { echo "python$* does not run here: install it with its venv module and put it on PATH" \
 	  "(Debian: apt-get install python$*-venv; uv python install $*; pyenv shell with all of $(PYTHONS))"; exit 1; }
@@ -292,7 +292,7 @@ $(VENV)/.docs: $(VENV)/.ready
 	$(BIN)/pip install --quiet --group docs
 	touch $@
 
-# The plugin as users have it: in an environment of its own, with a kubectl-torchrun to put on PATH.
+# The plugin as users have it: in its own environment, with a kubectl-torchrun to put on PATH.
 # It does not need the development environment, so make demo creates only this one.
 $(BIN)/.plugin: $(shell find plugin api controller/torchrun_controller/reconcile runtime/torchrun_runtime/launch -name '*.py' -o -name pyproject.toml)
 	$(PYTHON) -m venv $(VENV)/plugin

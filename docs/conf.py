@@ -31,7 +31,7 @@ include_patterns = [
 ]
 exclude_patterns = [".*", "build", "tests", "node_modules"]
 
-# Anchors are those of Git servers; what is no link there is none here.
+# Anchors are those of Git servers, so links work in both places.
 myst_heading_anchors = 4
 # Notes are those of Git servers; the cards of the first page are of the site only.
 myst_enable_extensions = ["alert", "colon_fence"]

@@ -36,7 +36,7 @@ The controller interprets the end of workers as follows:
   the container counts, and 129 to 191 mean signals 1 to 63.
 """
 _SETUP = """The setup pod runs the launcher too. Failures before pip starts have the launcher's
-codes for PythonTooOld (78) and for failures of its own (125). The controller reads the reason
+codes for PythonTooOld (78) and for its failures (125). The controller reads the reason
 from the termination message; see [packages](workspace.md#packages) for retries.
 
 """

@@ -85,7 +85,7 @@ class Head(Wire, frozen=True, kw_only=True):
     """Settings of node 0 if it differs from the others, for example the head of Ray.
 
     The head runs the same command with TORCHRUN_ROLE=head, all others run it with
-    TORCHRUN_ROLE=worker. The job succeeds when the head succeeds. Pods that still run a grace
+    TORCHRUN_ROLE=worker. The job succeeds when the head succeeds. Pods that have not exited a grace
     period later are deleted.
     """
 

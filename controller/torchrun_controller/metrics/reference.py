@@ -30,7 +30,7 @@ shipped alerts.
 - **Exemplars:** in OpenMetrics the histograms of jobs have exemplars with the job's name. Start
   Prometheus with `--enable-feature=exemplar-storage` to see them in Grafana.
 - **Names:** the `workqueue_*` metrics have the names and meaning of client-go and
-  controller-runtime. All other metrics of the controller have names of their own; there is no
+  controller-runtime. All other metrics of the controller have their own names; there is no
   `controller_runtime_*` or `rest_client_*`.
 
 The table is generated from the code by `make generate`.

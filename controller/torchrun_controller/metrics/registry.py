@@ -8,7 +8,7 @@ Prometheus sets these for the scraped pod.
 
 Counters and histograms are updated by the code that they measure, those of jobs by `changes`.
 Gauges (the size of a cache, the age of a watch) call a function at each scrape. The gauges of jobs
-and queues are collectors, with names of their own in `jobs` and `per_job`:
+and queues are collectors, with their own names in `jobs` and `per_job`:
 
     metrics = Metrics()
     queue = AsyncWorkQueue(clock, observer=QueueObserver(metrics, "job"))

@@ -74,7 +74,7 @@ class Command(click.Command):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Read the defaults, except for --help, which works with a broken torchrun.toml, too."""
+        """Read the defaults, except for --help, which also works with a broken torchrun.toml."""
         own = args[: args.index("--")] if "--" in args else args
         if parent is not None and not _HELP.intersection(own) and not parent.resilient_parsing:
             group = parent.command

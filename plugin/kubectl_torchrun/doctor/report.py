@@ -35,7 +35,7 @@ _COLOURS = {"ok": "green", "note": "blue", "skip": "cyan", "warn": "yellow", "fa
 
 _Check = Callable[[ClusterSnapshot], list[Finding]]
 # Checks in the order of the report, by the subject that a check without its data reports. The
-# controller and the permissions need requests of their own.
+# controller and the permissions need further requests.
 _BEFORE: tuple[tuple[str, _Check], ...] = (("cluster", check_version), ("kinds", check_kinds))
 _AFTER: tuple[tuple[str, _Check], ...] = (
     ("queues", check_queues),
