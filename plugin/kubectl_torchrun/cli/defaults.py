@@ -80,7 +80,7 @@ def _check_owner(path: Path) -> None:
     """Refuse the file of another user in a directory above, which all users may write to."""
     if path.lstat().st_uid not in (os.getuid(), 0, _working_directory().stat().st_uid):
         raise _error(
-            f"{path} belongs to another user. Create your {FILE} here, or kubectl torchrun"
+            f"{path} belongs to another user. Use a {FILE} of your own here, or kubectl torchrun"
             " --no-defaults."
         )
 
