@@ -14,7 +14,7 @@ PROGRESS = Row(
     "Progress (jobs that call torchrun_progress.report; the controller needs --metrics-jobs=N)",
     (
         Panel("Steps", "Completed steps.", ((of("step"), "done"),)),
-        Panel("Loss", "Last reported loss.", ((of("loss"), "loss"),)),
+        Panel("Loss", "Last reported loss.", ((of("loss"), "loss"),), decimals=3),
         Panel(
             "Samples per second",
             "Throughput of the whole job.",
@@ -26,7 +26,7 @@ PROGRESS = Row(
 VIEW = dashboard(
     "torchrun-job",
     "Torchrun / Job",
-    "One job. The controller exports series for at most --metrics-jobs jobs.",
+    "One job, at first the newest. The controller exports series for at most --metrics-jobs jobs.",
     (
         Variable("namespace", "Namespace", "torchrun_job_step", "job_namespace", multi=False),
         Variable(
@@ -35,6 +35,7 @@ VIEW = dashboard(
             'torchrun_job_step{job_namespace="$namespace"}',
             "torchrun_job",
             multi=False,
+            newest=True,
         ),
     ),
     (PROGRESS,),

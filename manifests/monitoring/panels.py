@@ -19,7 +19,8 @@ class Panel:
     """One panel. `queries` are pairs of PromQL and legend; `unit` is a name of Grafana.
 
     `kind` is timeseries, stat, table or bargauge; `instant` requests only the value at the
-    end of the range. `red_above` and `red_below` colour a stat.
+    end of the range. `yellow_above`, `red_above` and `red_below` colour a number, from that value
+    on. `decimals` is for the unit short: most panels count whole things.
     """
 
     title: str
@@ -31,8 +32,13 @@ class Panel:
     height: int = 7
     stacked: bool = False
     instant: bool = False
+    decimals: int = 0
+    yellow_above: float | None = None
     red_above: float | None = None
     red_below: float | None = None
+    # Of a table: the heading of the values, and a text with a colour for some of them.
+    value: str = "Value"
+    texts: tuple[tuple[str, str, str], ...] = ()
 
 
 def tile(
@@ -42,13 +48,14 @@ def tile(
     unit: str = "short",
     *,
     instant: bool = False,
+    yellow_above: float | None = None,
     red_above: float | None = None,
     red_below: float | None = None,
 ) -> Panel:
     """One number with a colour."""
     return Panel(
-        title, description, ((query, ""),), unit, "stat", width=4, height=4,
-        instant=instant, red_above=red_above, red_below=red_below,
+        title, description, ((query, ""),), unit, "stat", width=4, height=4, instant=instant,
+        yellow_above=yellow_above, red_above=red_above, red_below=red_below,
     )  # fmt: skip
 
 
@@ -62,13 +69,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """A drop-down list above the panels with the values of a label."""
+    """A drop-down list above the panels with the values of a label.
+
+    With `newest`, the value whose series is the youngest in the time range comes first, and is
+    selected when the dashboard opens.
+    """
 
     name: str
     label: str
     metric: str  # with its selector
     of: str
     multi: bool = True
+    newest: bool = False
 
 
 def dashboard(
@@ -148,23 +160,79 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
             }
             for index, (expr, legend) in enumerate(panel.queries)
         ],
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": _overrides(panel)},
         "options": _options(panel),
-        **({"transformations": _TABLE} if panel.kind == "table" else {}),
+        **({"transformations": _columns(panel)} if panel.kind == "table" else {}),
     }
 
 
-# A table of labels and one value; Grafana's time column is of no use here.
-_TABLE = [{"id": "organize", "options": {"excludeByName": {"Time": True}}}]
+HEADINGS = {
+    "job_namespace": "Namespace",
+    "queue": "Queue",
+    "reason": "Reason",
+    "phase": "Phase",
+}
+# Grafana's own choice of colours depends on the order of the series.
+PHASE_COLOURS = {
+    "Running": "green",
+    "Succeeded": "dark-green",
+    "Pending": "dark-yellow",
+    "Syncing": "light-blue",
+    "Queued": "yellow",
+    "Suspended": "text",
+    "Preempted": "orange",
+    "Failed": "red",
+    "TimedOut": "dark-red",
+}
+
+
+def _columns(panel: Panel) -> list[Json]:
+    """A table of labels and one value; Grafana's time column is of no use here."""
+    names = {**HEADINGS, "Value": panel.value}
+    options = {"excludeByName": {"Time": True}, "renameByName": names}
+    return [{"id": "organize", "options": options}]
+
+
+def _overrides(panel: Panel) -> list[Json]:
+    """Fixed colours for series that are phases, and texts in place of numbers in tables."""
+    if panel.texts:
+        mapped = {
+            value: {"index": index, "text": text, "color": colour}
+            for index, (value, text, colour) in enumerate(panel.texts)
+        }
+        properties: list[Json] = [
+            {"id": "mappings", "value": [{"type": "value", "options": mapped}]},
+            {"id": "custom.cellOptions", "value": {"type": "color-text"}},
+        ]
+        return [_override(panel.value, properties)]
+    if not any("{{phase}}" in legend for _, legend in panel.queries):
+        return []
+    legends = [legend for _, legend in panel.queries]
+    return [
+        _override(
+            legend.replace("{{phase}}", phase),
+            [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}],
+        )
+        for legend in legends
+        for phase, colour in PHASE_COLOURS.items()
+    ]
+
+
+def _override(name: str, properties: list[Json]) -> Json:
+    return {"matcher": {"id": "byName", "options": name}, "properties": properties}
 
 
 def _defaults(panel: Panel) -> Json:
     defaults: Json = {"unit": panel.unit, "min": 0}
+    if panel.unit == "short":
+        defaults["decimals"] = panel.decimals
     if panel.kind == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
         fill = 40 if panel.stacked else 5
         defaults["custom"] = {"fillOpacity": fill, "stacking": stacking, "showPoints": "never"}
     steps: list[Json] = [{"color": "green", "value": None}]
+    if panel.yellow_above is not None:
+        steps.append({"color": "yellow", "value": panel.yellow_above})
     if panel.red_above is not None:
         steps.append({"color": "red", "value": panel.red_above})
     if panel.red_below is not None:
@@ -202,6 +270,9 @@ def _datasource() -> Json:
 
 def _variable(variable: Variable) -> Json:
     query = f"label_values({variable.metric}, {variable.of})"
+    if variable.newest:
+        first_seen = f"min_over_time(timestamp({variable.metric})[$__range:1m])"
+        query = f"query_result(sort_desc(max by ({variable.of}) ({first_seen})))"
     return {
         "name": variable.name,
         "label": variable.label,
@@ -210,7 +281,8 @@ def _variable(variable: Variable) -> Json:
         "definition": query,
         "query": {"query": query, "refId": "StandardVariableQuery"},
         "refresh": 2,
-        "sort": 1,
+        "sort": 0 if variable.newest else 1,
+        **({"regex": f'/{variable.of}="([^"]+)"/'} if variable.newest else {}),
         "hide": 0,
         "multi": variable.multi,
         "includeAll": variable.multi,

@@ -28,6 +28,7 @@ NOW = Row(
             "Waiting jobs",
             "Jobs in phase Pending, Syncing, Queued or Preempted.",
             f"sum({of('torchrun_queue_waiting_jobs')}) or vector(0)",
+            yellow_above=1,
         ),
         tile(
             "GPUs in use",
@@ -43,13 +44,13 @@ NOW = Row(
             "GPU-hours",
             "GPU hours of running jobs in the selected time range.",
             f"sum(increase({of('torchrun_queue_gpu_seconds_total')}[$__range])) / 3600",
-            instant=True,
+            unit="h", instant=True,
         ),
         tile(
             "Restarts",
             "Restarts after failures and disruptions in the selected time range.",
             f"sum(increase({RESTARTS}[$__range])) or vector(0)",
-            instant=True,
+            instant=True, yellow_above=1, red_above=10,
         ),
     ),
 )  # fmt: skip
@@ -65,10 +66,10 @@ JOBS = Row(
         ),
         Panel(
             "Why jobs wait",
-            "Jobs by the reason in their status; `kubectl torchrun why JOB` says it of one. "
+            "Jobs by the reason in their status; `kubectl torchrun why JOB` shows that of one. "
             "WaitingForAdmission and Unschedulable resolve when capacity is free.",
             ((f"sum by (job_namespace, queue, reason) ({of('torchrun_queue_waiting_jobs')})", ""),),
-            kind="table", width=12,
+            kind="table", width=12, value="Jobs",
         ),
         Panel(
             "Waiting, by reason",
@@ -111,7 +112,7 @@ GPUS = Row(
             "GPU hours of running jobs in the selected time range.",
             ((f"sum by (job_namespace, queue) (increase({of('torchrun_queue_gpu_seconds_total')}"
               "[$__range])) / 3600", "{{job_namespace}}/{{queue}}"),),
-            kind="bargauge",
+            unit="h", kind="bargauge",
         ),
         Panel(
             "GPUs of the cluster",
@@ -198,9 +199,10 @@ TROUBLE = Row(
         ),
         Panel(
             "Queues",
-            "1: takes jobs by its present spec. 0: the reason says why not.",
+            "Whether a queue takes jobs by its present spec, and the reason.",
             ((f"min by (job_namespace, queue, reason) ({of('torchrun_queue_ready')})", ""),),
-            kind="table",
+            kind="table", value="State",
+            texts=(("1", "ready", "green"), ("0", "not ready", "red")),
         ),
         Panel(
             "Unfenced workers",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from torchrun_api.status import PHASES
 from torchrun_controller.metrics import reference
 from torchrun_controller.metrics.labels import CHOSEN_BY_USERS
 from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
@@ -41,6 +42,9 @@ WORDS = {
         "rate",
         "increase",
         "max_over_time",
+        "min_over_time",
+        "sort_desc",
+        "timestamp",
         "deriv",
         "time",
         "vector",
@@ -68,9 +72,11 @@ def queries(board: Path) -> Iterator[tuple[str, str]]:
             yield f"{board.stem}: {panel['title']}", target["expr"]
     for variable in json.loads(board.read_text())["templating"]["list"]:
         if variable["type"] == "query":
-            metric, label = re.fullmatch(
-                r"label_values\((.*), (\w+)\)", variable["definition"]
-            ).groups()  # type: ignore[union-attr]
+            definition = variable["definition"]
+            if found := re.fullmatch(r"query_result\((.*)\)", definition):
+                yield f"{board.stem}: variable", found[1]
+                continue
+            metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", definition).groups()  # type: ignore[union-attr]
             yield f"{board.stem}: variable", f"sum by ({label}) ({metric})"
 
 
@@ -197,6 +203,24 @@ def test_dashboards_are_complete(board: Path) -> None:
             assert panel["description"].endswith(".")
             assert panel["fieldConfig"]["defaults"]["unit"]
             assert panel["datasource"]["uid"] == "${datasource}"
+
+
+@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.stem)
+def test_people_read_words_and_whole_numbers(board: Path) -> None:
+    for panel in json.loads(board.read_text())["panels"]:
+        if panel["type"] == "row":
+            continue
+        defaults = panel["fieldConfig"]["defaults"]
+        if defaults["unit"] == "short":
+            assert defaults["decimals"] == (3 if panel["title"] == "Loss" else 0)
+        if panel["type"] == "table":
+            (change,) = panel["transformations"]
+            names = change["options"]["renameByName"]
+            assert names["Value"] != "Value", panel["title"]
+            assert {"job_namespace", "queue", "reason"} <= set(names)
+        if any("{{phase}}" in target["legendFormat"] for target in panel["targets"]):
+            coloured = {rule["matcher"]["options"] for rule in panel["fieldConfig"]["overrides"]}
+            assert {phase for phase in PHASES if not any(phase in one for one in coloured)} == set()
 
 
 @pytest.fixture
