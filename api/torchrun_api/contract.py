@@ -240,7 +240,7 @@ OUTER_PYTHON = Variable(
 # torchrun's options, and variables that other launchers of ranks expect.
 _RENDEZVOUS = (TORCHRUN, LAUNCHER)
 PET_NNODES = Variable("PET_NNODES", COUNT, _RENDEZVOUS, "Number of nodes in the gang.")
-PET_NPROC_PER_NODE = Variable("PET_NPROC_PER_NODE", COUNT, (TORCHRUN,), "Number of ranks per node.")
+PET_NPROC_PER_NODE = Variable("PET_NPROC_PER_NODE", COUNT, _RENDEZVOUS, "Number of ranks per node.")
 PET_RDZV_BACKEND = Variable(
     "PET_RDZV_BACKEND", TEXT, (TORCHRUN,), "Rendezvous backend: static, c10d, etcd or etcd-v2."
 )

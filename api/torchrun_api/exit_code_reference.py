@@ -26,7 +26,8 @@ The controller interprets the end of workers as follows:
   [head](jobs.md#a-head-and-its-workers) does.
 - **First failure:** if several workers failed, [one of them](failures.md#the-first-failure)
   decides.
-- **Counted:** whether `maxRestarts` counts the failure. A preempted or drained pod, a pod
+- **Counted:** whether `maxRestarts` counts the failure. "The job fails" means that no restart can
+  correct it, so none is tried, whatever the rules. A preempted or drained pod, a pod
   that was evicted because its node was low on memory or disk, a deleted pod that ended by SIGTERM,
   and a lost node are disruptions and are not counted, whatever the exit code.
 - **Rules:** `exitCodes` of [`reliability.rules`](failures.md#rules) match the exit code of the
@@ -81,7 +82,8 @@ def _cells(status: ExitStatus, head: list[str]) -> Iterator[str]:
         yield ", ".join(status.reasons) or "-"
     yield status.meaning
     if "counted" in head:
-        yield {None: "-", True: "yes", False: "no"}[status.counted]
+        counted = {None: "-", True: "yes", False: "no"}[status.counted]
+        yield "the job fails" if status.permanent else counted
 
 
 if __name__ == "__main__":

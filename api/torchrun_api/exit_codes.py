@@ -47,12 +47,14 @@ class ExitStatus(NamedTuple):
     counted: whether `maxRestarts` counts a gang whose first failure has this code and reason; None
     for a program that is not part of a gang, and for a success. It is text of the docs: the
     controller decides in `reconcile/gang/restarts.py`, and a test compares the two.
+    permanent: no restart corrects it, so the job fails at once.
     """
 
     codes: range
     meaning: str
     reasons: tuple[str, ...] = ()
     counted: bool | None = None
+    permanent: bool = False
 
 
 def _only(code: int) -> range:
@@ -129,7 +131,10 @@ LAUNCHER = (
         True,
     ),
     ExitStatus(
-        _only(PYTHON_TOO_OLD), "`python3` of the image is too old.", ("PythonTooOld",), True
+        _only(PYTHON_TOO_OLD),
+        "`python3` of the image is too old.",
+        ("PythonTooOld",),
+        permanent=True,
     ),
     ExitStatus(
         _only(SDK_RAISED),
@@ -150,16 +155,26 @@ LAUNCHER = (
         (
             "ChannelFailed",
             "EnvironmentNotReady",
-            "InvalidCommand",
-            "InvalidSetting",
             "LaunchFailed",
             "MasterNotResolved",
-            "TorchMissing",
             "WorkingDirMissing",
             "WorkspaceCopyFailed",
             "WorkspaceNotReady",
         ),
         True,
+    ),
+    ExitStatus(
+        _only(LAUNCH_FAILED),
+        "The command cannot run with this image or these settings.",
+        ("InvalidCommand", "InvalidSetting", "TorchMissing"),
+        permanent=True,
+    ),
+    ExitStatus(
+        _only(LAUNCH_FAILED),
+        "The command ended with 0, but it did not train on all nodes together, or a Python still "
+        "ran in the background.",
+        ("NotDistributed", "LeftInBackground"),
+        permanent=True,
     ),
     ExitStatus(
         _only(LAUNCH_FAILED),
@@ -171,7 +186,9 @@ LAUNCHER = (
     ExitStatus(
         _only(NOT_EXECUTABLE), "The program cannot be executed.", ("CommandNotExecutable",), True
     ),
-    ExitStatus(_only(NOT_FOUND), "The program does not exist.", ("CommandNotFound",), True),
+    ExitStatus(
+        _only(NOT_FOUND), "The program does not exist.", ("CommandNotFound",), permanent=True
+    ),
     ExitStatus(
         range(SIGNAL_BASE + 1, SIGNAL_BASE + 65),
         "128 + the number of the signal that ended the rank or the command.",
@@ -198,6 +215,9 @@ LAUNCHER = (
         True,
     ),
 )
+
+# Of a gang: no restart corrects them.
+PERMANENT = frozenset(reason for each in LAUNCHER if each.permanent for reason in each.reasons)
 
 SETUP = (
     ExitStatus(

@@ -5,6 +5,7 @@ with `torch` need a Python that has it, in TORCHRUN_TEST_TORCH_PYTHON (see `make
 must not look like one python command, which runs under torchrun: hence `true &&`.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -72,6 +73,19 @@ raise CheckpointException("rank 3 cannot save")
 """
 
 
+# A package with the names of torch, so that these rows need none. `group`: the script forms one.
+TORCH_FILES = {
+    "lib/torch/__init__.py": "from torch import _C\n",
+    "lib/torch/_C.py": "",
+    "lib/torch/distributed/__init__.py": "from .distributed_c10d import *\n",
+    "lib/torch/distributed/distributed_c10d.py": "def init_process_group(backend): pass\n",
+    "alone.py": "import torch; print('trained')\n",
+    "group.py": "import torch.distributed as d; d.init_process_group('gloo'); print('trained')\n",
+    "look.py": "import importlib.util as i; i.find_spec('torch'); print('trained')\n",
+}
+WITH_TORCH = ("-e", "PYTHONPATH=lib")
+
+
 @dataclass(frozen=True)
 class Case:
     """One run. `out`, `err`: texts that stdout and stderr have; `absent`: neither has them."""
@@ -102,6 +116,14 @@ spec:
 SAY_LIST, RUN_LIST = '["python3", "say.py"]', '["./run.sh"]'
 SETUP = "  setupCommand: echo made once > $TORCHRUN_ENV_DIR/made\n"
 NEVER = "  reliability: {restartPolicy: Never}\n"
+ALONE = "each one trained alone. Write the command as python train.py"
+
+
+def once(command: str) -> dict[str, str]:
+    """A job that runs a shell line without torchrun and without a restart."""
+    return {"fail.py": ALWAYS_FAIL, "job.yaml": JOB.replace(SAY_LIST, json.dumps(command)) + NEVER}
+
+
 CASES = (
     Case("two nodes", "true && python3 say.py", {"say.py": SAY}, out=("of node 0", "of node 1")),
     Case(
@@ -191,6 +213,52 @@ CASES = (
         ("-f", "job.yaml"),
         out=("of node 1",),
     ),
+    *(
+        Case(
+            f"success of {command!r}",
+            command,
+            TORCH_FILES,
+            ("--nodes", nodes, *WITH_TORCH),
+            code,
+            ("trained",),
+            err,
+        )
+        for nodes, command, code, err in (
+            ("2", "sh -c 'python3 alone.py'", 1, ("NotDistributed", ALONE)),
+            ("2", "sh -c 'python3 group.py'", 0, ("Succeeded",)),
+            ("2", "sh -c 'WORLD_SIZE=2 python3 alone.py'", 0, ("Succeeded",)),
+            ("2", "test $NODE_RANK = 0 && python3 group.py; python3 alone.py", 0, ("Succeeded",)),
+            ("2", "sh -c 'python3 look.py'", 0, ("Succeeded",)),
+            ("1", "sh -c 'python3 alone.py'", 0, ("Succeeded",)),
+        )
+    ),
+    Case(
+        "each node alone, as accepted",
+        "",
+        {**TORCH_FILES, **once("PYTHONPATH=lib:$PYTHONPATH python3 alone.py")},
+        ("-f", "job.yaml"),
+        out=("trained",),
+    ),
+    *(
+        Case(f"failure in {command!r}", "", once(command), ("-f", "job.yaml"), 1, (), err)
+        for command, err in (
+            ("python3 fail.py | cat", ("Exception", "bad batch")),
+            ("python3 fail.py; date", ("Exception", "bad batch")),
+            (
+                "nohup python3 -c 'import time; time.sleep(600)' &",
+                ("LeftInBackground", "Remove nohup and &"),
+            ),
+        )
+    ),
+    *(
+        Case(f"no failure in {command!r}", "", once(command), ("-f", "job.yaml"))
+        for command in (
+            "python3 fail.py || true",
+            "python3 fail.py; python3 -c 'print(1)'",
+            "python3 -c 'import time; time.sleep(600)' & sleep 1; python3 -c 'print(1)'",
+            "python3 -c 'while 1: print(1)' | head -1",
+        )
+    ),
     Case("a variable", "exec sh -c 'echo LR is $LR'", options=("-e", "LR=0.1"), out=("LR is 0.1",)),
     Case(
         "dollars",
@@ -241,7 +309,7 @@ def test_what_comes_out(case: Case, tmp_path: Path) -> None:
     directory = tmp_path / "project"
     directory.mkdir()
     for name, text in case.files.items():
-        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, newline="")
         (directory / name).chmod(0o755)
     command = [case.command] if case.command else []

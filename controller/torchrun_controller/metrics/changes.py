@@ -23,7 +23,7 @@ _MAX_EXEMPLAR = 110  # OpenMetrics allows 128 characters for names and values to
 _UNRELATED_CONDITIONS = frozenset(
     {
         *("Scheduled", "Admitted", "NotYetSupported", "StorageShared", "FullSize"),
-        *("WorkspaceUpToDate", "WritesAccepted", "StorageReady"),
+        *("WorkspaceUpToDate", "WritesAccepted", "StorageReady", "Distributed"),
     }
 )
 

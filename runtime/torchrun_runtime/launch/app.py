@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager
-from typing import Iterator, Mapping, MutableMapping, Sequence
+from typing import Iterator, Mapping, MutableMapping, NamedTuple, Sequence
 
 from . import contract, output, podinfo, torchrun
 from .command import decide
@@ -38,7 +38,7 @@ from .hang import HangWatchdog
 from .memory import OomWatchdog
 from .output import say, timestamp, write_termination_message
 from .preparation import RoundPreparation, enter_directory
-from .processes import Running, descendants, running, send, signal_name
+from .processes import Process, Running, descendants, running, send, signal_name
 from .reload import Reload
 from .rendezvous import of_round
 from .reporting import Reporter, describe_restarts, newest_step
@@ -46,9 +46,11 @@ from .served import ServedWorkspace
 from .settings import Settings, beside_head, from_environment, read
 from .state import usable
 from .streams import Streams
+from .success import find_background
 from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
 from .venv import make, use
 from .workspace import SharedWorkspace, UncopiedWorkspace, WorkspaceCopy
+from .world import WorldWatch, cause_of_training_alone
 
 _KILL_SECONDS = 2.0  # for killed processes to end
 _COPY_SECONDS = 2.0  # at the end, to write the rest of the log to the job's storage
@@ -124,7 +126,11 @@ def launch(
         environment.update(use(settings.place, environment, settings.sync_wait))
     decided = decide(settings.command, settings.launcher, settings.nnodes, torchrun.python())
     run = torchrun.with_torch(decided)
-    argv = torchrun.argv(run)
+    several = settings.ranks > 1 and not settings.gang.is_head
+    program = Program(
+        argv=torchrun.argv(run),
+        may_train_alone=several and settings.launcher == "auto" and not run.under_torchrun,
+    )
     preposition = "with" if run.under_torchrun else "without"
     say(f"starting the command {preposition} torchrun, because {run.why}")
     reload = Reload(workspace, settings.start_file, settings.edit_wait)
@@ -148,9 +154,19 @@ def launch(
         else:
             rounds = follow(gang, fence_older, settings.resolve_wait)
         try:
-            return _run_rounds(settings, environment, argv, fencing, rounds, reload)
+            return _run_rounds(settings, environment, program, fencing, rounds, reload)
         finally:
             rounds.close()
+
+
+class Program(NamedTuple):
+    """What a node starts in each round.
+
+    may_train_alone: several ranks are wanted, and nothing proves yet that the command starts them.
+    """
+
+    argv: list[str]
+    may_train_alone: bool
 
 
 def _take_over(settings: Settings, failed_state: str, unfenced: list[Worker]) -> list[Watchdog]:
@@ -173,7 +189,7 @@ def _take_over(settings: Settings, failed_state: str, unfenced: list[Worker]) ->
 def _run_rounds(
     settings: Settings,
     environment: Mapping[str, str],
-    argv: list[str],
+    program: Program,
     fencing: list[Watchdog],
     rounds: Rounds,
     reload: Reload,
@@ -187,7 +203,12 @@ def _run_rounds(
     while True:
         start = rounds.await_start()
         if start is None:
-            return cause_of_missed_round() if rounds.newest_round > last_round else cause
+            if rounds.newest_round > last_round:
+                return cause_of_missed_round()
+            if cause is None and rounds.trains_alone():
+                cause = cause_of_training_alone()
+                _report(cause)
+            return cause
         output.restarts_in_place = start.restarts
         if command_exit and command_exit.has_survivors and descendants(os.getpid()):
             return _leave_with_survivors(rounds, cause_of_survivors())
@@ -203,7 +224,8 @@ def _run_rounds(
             if start.round > 0:
                 say(f"starting round {start.round}")
             variables = of_round(environment, start.round)
-            command_exit, cause, step = _run(settings, variables, argv, [*fencing, leave], rounds)
+            watchdogs = [*fencing, leave]
+            command_exit, cause, step = _run(settings, variables, program, watchdogs, rounds)
         except LaunchError as error:
             if not error.is_of_command:
                 raise
@@ -262,7 +284,7 @@ def _interruptible() -> Iterator[None]:
 def _run(
     settings: Settings,
     environment: Mapping[str, str],
-    argv: list[str],
+    program: Program,
     watchdogs: Sequence[Watchdog],
     rounds: Rounds,
 ) -> tuple[CommandExit, Cause | None, int | None]:
@@ -279,6 +301,14 @@ def _run(
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
         watchdogs = [*watchdogs, HangWatchdog(settings.hang_timeout, reports, chunks)]
     watchdogs = [*watchdogs, memory]
+    world = _world_watch(settings, reports, rounds, reporter) if program.may_train_alone else None
+    if world:
+        watchdogs = [*watchdogs, world]
+    background: Process | None = None
+
+    def look_at_background() -> None:
+        nonlocal background
+        background = find_background(reports)
 
     stop: StopRound | None = None
     stopped_at = 0.0
@@ -297,15 +327,25 @@ def _run(
         variables = environment_of_command(environment, reports, bool(settings.hang_timeout))
         try:
             command_exit = supervise(
-                argv, variables, settings.grace, watchdogs, streams, end_of_round
+                program.argv,
+                variables,
+                settings.grace,
+                watchdogs,
+                streams,
+                end_of_round,
+                look_at_background,
             )
         finally:
             if streams:
                 streams.close()
+        if world:
+            world.check()
         cause = (
             cause_of_round(stop, stopped_at, at_stop, reports, memory.has_killed(UNNOTICED_SECONDS))
             if command_exit.for_next_round and stop
-            else cause_of_end(command_exit, reports, memory.has_killed())
+            else cause_of_end(
+                command_exit, settings.command, background, reports, memory.has_killed()
+            )
         )
         return command_exit, cause, newest_step(reports)
     finally:
@@ -320,6 +360,16 @@ def _reporter(settings: Settings, reports: str, rounds: Rounds) -> Reporter | No
     has_fenced = settings.gang.is_leader and has_fence_order(settings.start_file)
     restarts = describe_restarts(rounds.restarts(), has_fenced)
     return Reporter(settings.progress_url, settings.progress_token_file, reports, restarts)
+
+
+def _world_watch(
+    settings: Settings, reports: str, rounds: Rounds, reporter: Reporter | None
+) -> WorldWatch:
+    def announce(alone: bool) -> None:
+        if reporter:
+            reporter.replace(describe_restarts(rounds.restarts(), True, alone))
+
+    return WorldWatch(rounds, reports, announce)
 
 
 def _streams(settings: Settings) -> Streams | None:

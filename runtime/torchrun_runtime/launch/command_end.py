@@ -9,7 +9,8 @@ from .contract import STOPPED
 from .failure import Cause, Report, find_cause, is_peer_loss, out_of_memory_of, read_reports
 from .gang.messages import StopRound
 from .output import timestamp
-from .processes import Running, signal_name
+from .processes import Process, Running, signal_name
+from .success import cause_of_background, find_masked_failure
 from .supervise import CommandExit, StopRequest
 
 PEER_FAILED, RELOADED = "PeerFailed", "Stopped"
@@ -17,14 +18,25 @@ PEER_FAILED, RELOADED = "PeerFailed", "Stopped"
 UNNOTICED_SECONDS = 40.0
 
 
-def cause_of_end(command_exit: CommandExit, reports: str, out_of_memory: bool) -> Cause | None:
-    """The cause of the end of a command; None if it succeeded."""
+def cause_of_end(
+    command_exit: CommandExit,
+    command: str | list[str],
+    background: Process | None,
+    reports: str,
+    out_of_memory: bool,
+) -> Cause | None:
+    """The cause of the end of a command; None if it succeeded.
+
+    background: a Python that still ran when the command ended with 0.
+    """
     if command_exit.stop_request is not None:
         return cause_of_request(command_exit.stop_request, out_of_memory)
     if command_exit.stopped_by is not None:
         return _cause_of_signal(command_exit.stopped_by)
+    if command_exit.exit_code == 0 and background is not None:
+        return cause_of_background(background)
     if command_exit.exit_code == 0:
-        return None
+        return find_masked_failure(command, read_reports(reports), reports, time.time())
     return find_cause(command_exit, read_reports(reports), time.time(), out_of_memory)
 
 

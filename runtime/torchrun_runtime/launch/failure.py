@@ -22,9 +22,9 @@ from .supervise import CommandExit
 _PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 _SIGABRT, _SIGKILL, _SIGTERM = 6, 9, 15
 _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
-_EXCEPTION = 1  # exit code of a Python that an exception ends
+EXCEPTION = 1  # exit code of a Python that an exception ends
 # How long a script may take to end after a program in it has failed, in any other way.
-_RECENT_SECONDS = 3.0
+RECENT_SECONDS = 3.0
 
 
 class Report(NamedTuple):
@@ -112,8 +112,8 @@ def find_cause(
     """
     accounts = [report for report in reports if report.failures]
     if accounts and command_exit.exit_code == _TORCHRUN_FAILED:
-        failures = max(accounts, key=lambda report: report.time).failures
-        return _of_rank(failures, reports, out_of_memory)
+        account = max(accounts, key=lambda report: report.time)
+        return cause_of_account(account, reports, out_of_memory)
     if command_exit.signal is not None:
         return _of_signal(None, command_exit.signal, now, out_of_memory)
     failed = {failed.pid for account in accounts for failed in account.failures}
@@ -131,7 +131,9 @@ def find_cause(
     return _of_exit(None, command_exit.exit_code, now, out_of_memory)
 
 
-def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool) -> Cause:
+def cause_of_account(account: Report, reports: list[Report], out_of_memory: bool = False) -> Cause:
+    """The cause in an account of torchrun: the first rank that failed."""
+    failures = account.failures
     by_pid = {report.pid: report for report in reports}
     by_time = sorted(reports, key=lambda report: report.time, reverse=True)
 
@@ -153,7 +155,7 @@ def _of_rank(failures: list[Failed], reports: list[Report], out_of_memory: bool)
     first = min([*failures, *_unlisted(failures, reports)], key=order)
     report = report_of(first)
     if report:  # whatever ended the rank afterwards, as SIGTERM of torchrun
-        code = first.exit_code if first.exit_code > 0 else _EXCEPTION
+        code = first.exit_code if first.exit_code > 0 else EXCEPTION
         moment = timestamp(report.time)
         return Cause(code, first.rank, None, "Exception", report.message, moment)
     if first.exit_code < 0:
@@ -170,7 +172,7 @@ def _unlisted(failures: list[Failed], reports: list[Report]) -> list[Failed]:
     listed = {failed.rank for failed in failures}
     last = max(failed.time for failed in failures) + 1.0  # whole seconds
     return [
-        Failed(report.rank, report.pid, _EXCEPTION, report.time, report.message)
+        Failed(report.rank, report.pid, EXCEPTION, report.time, report.message)
         for report in reports
         if report.rank is not None
         and report.rank not in listed
@@ -181,9 +183,9 @@ def _unlisted(failures: list[Failed], reports: list[Report]) -> list[Failed]:
 
 def _explains(report: Report, exit_code: int, ended_at: float) -> bool:
     """Whether the exception is why a program around its process ended with the exit code."""
-    if ended_at - report.time < _RECENT_SECONDS or exit_code == SDK_RAISED:
+    if ended_at - report.time < RECENT_SECONDS or exit_code == SDK_RAISED:
         return True
-    return exit_code == _EXCEPTION and not report.nested
+    return exit_code == EXCEPTION and not report.nested
 
 
 def _of_signal(rank: int | None, number: int, time: float, out_of_memory: bool) -> Cause:

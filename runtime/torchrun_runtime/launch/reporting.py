@@ -43,13 +43,14 @@ def newest_step(folder: str) -> int | None:
         return None
 
 
-def describe_restarts(restarts: Restarts, has_fenced: bool = False) -> bytes:
+def describe_restarts(restarts: Restarts, has_fenced: bool = False, alone: bool = False) -> bytes:
     """The report of restarts in place; empty without restarts.
 
     has_fenced: workers of older gangs were fenced. The controller remembers them until a report
-    shows that the ranks of this gang run, so there is one without restarts, too.
+    shows that the ranks of this gang run, so there is one without restarts, too. alone: each
+    process trains alone.
     """
-    if not (restarts.total or has_fenced):
+    if not (restarts.total or has_fenced or alone):
         return b""
     last = [
         {
@@ -61,7 +62,8 @@ def describe_restarts(restarts: Restarts, has_fenced: bool = False) -> bytes:
         }
         for failed in restarts.last[-_LAST_ROUNDS:]
     ]
-    body = {"restartsInPlace": {"count": restarts.total, "last": last}}
+    restarted: dict[str, object] = {"count": restarts.total, "last": last}
+    body = {"restartsInPlace": {**restarted, **({"alone": True} if alone else {})}}
     return json.dumps(body, ensure_ascii=False).encode()
 
 
@@ -69,7 +71,7 @@ class Reporter:
     """Sends the file `progress` of a folder whenever it has changed, and `restarts` repeatedly.
 
     url: of the controller, without the path. token_file: read for each report, because the kubelet
-    renews it. restarts: a report that does not change; empty for none.
+    renews it. restarts: a report that only `replace` changes; empty for none.
     """
 
     def __init__(self, url: str, token_file: str, folder: str, restarts: bytes = b"") -> None:
@@ -82,6 +84,10 @@ class Reporter:
         self._last_error = ""
         self._end = threading.Event()
         self._thread = start_thread(self._run)
+
+    def replace(self, restarts: bytes) -> None:
+        """Send this report instead of the one on restarts."""
+        self._restarts, self._restarts_due = restarts, 0.0
 
     def close(self) -> None:
         """Send the last values; takes at most _LAST_SECONDS."""
@@ -97,7 +103,8 @@ class Reporter:
     def _report(self) -> bool:
         """Send what is new or due. Returns whether there was anything, also after a failure."""
         is_due = time.monotonic() >= self._restarts_due
-        if is_due and self._send(self._restarts):
+        sent = self._restarts
+        if is_due and self._send(sent) and sent is self._restarts:
             self._restarts_due = time.monotonic() + _REPEAT_SECONDS
         try:
             with open(self._file, "rb") as file:

@@ -19,8 +19,8 @@ class Settings(NamedTuple):
     """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's.
 
     place: of the job's Python environment, if it has one; recipe: set if this pod creates it.
-    node: index of the node. state_dir: "" for none. hang_timeout: 0 for no watch.
-    edit_wait: how long a failed command's pod waits for an edit in development mode.
+    ranks: of all nodes. node: index of the node. state_dir: "" for none. hang_timeout: 0 for no
+    watch. edit_wait: how long a failed command's pod waits for an edit in development mode.
     """
 
     command: str | list[str]
@@ -32,6 +32,7 @@ class Settings(NamedTuple):
     resolve_wait: float
     grace: float | None
     nnodes: str
+    ranks: int
     hosts: tuple[str, ...]
     termination_log: str
     start_file: str
@@ -66,6 +67,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         resolve_wait=_seconds(environment, contract.RESOLVE_WAIT_SECONDS),
         grace=_seconds(environment, contract.GRACE_SECONDS) if grace else None,
         nnodes=read(environment, contract.PET_NNODES),
+        ranks=_ranks(environment),
         hosts=_hosts(environment),
         termination_log=read(environment, contract.TERMINATION_LOG),
         start_file=read(environment, contract.START_FILE),
@@ -117,6 +119,13 @@ def _gang(environment: Mapping[str, str]) -> GangNode:
     host = read(environment, contract.PET_MASTER_ADDR)
     is_head = read(environment, contract.ROLE) == "head"
     return GangNode(int(rank), int(size), host, int(port), key, is_head)
+
+
+def _ranks(environment: Mapping[str, str]) -> int:
+    """The number of ranks of the gang, as far as it is known: 0 for `--nproc-per-node=auto`."""
+    sizes = (contract.PET_NNODES, contract.PET_NPROC_PER_NODE)
+    nodes, per_node = (read(environment, size) for size in sizes)
+    return int(nodes) * int(per_node) if nodes.isdecimal() and per_node.isdecimal() else 0
 
 
 def _command(text: str) -> str | list[str]:

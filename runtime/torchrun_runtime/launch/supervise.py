@@ -91,13 +91,15 @@ def supervise(
     watchdogs: Sequence[Watchdog] = (),
     streams: Streams | None = None,
     end_of_round: Callable[[], float | None] | None = None,
+    on_success: Callable[[], None] | None = None,
 ) -> CommandExit:
     """Run `argv` to its end.
 
     grace: seconds that the ranks have to end after SIGTERM; None: the grace period of the kubelet.
     streams: the command's output; None: that of the launcher. end_of_round: called after each
     signal and ten times a second, returns the grace period with which to end the command for the
-    next round, None to go on. Raises LaunchError (CommandNotFound, CommandNotExecutable).
+    next round, None to go on. on_success: called once the command has ended with 0, before what it
+    has left is killed. Raises LaunchError (CommandNotFound, CommandNotExecutable).
 
     By priority: a stop in progress, or the request of a watchdog, then the end of the round.
     """
@@ -119,6 +121,8 @@ def supervise(
         ended = _reap(child)
         status = ended if status is None else status
         if status is not None and not (stop and stop.awaits_orphans()):
+            if on_success and not (status or stop or stop_request):
+                on_success()
             has_survivors = not _clear()
             return _command_exit(status, stop, stop_request, has_survivors)
         if stop:

@@ -93,4 +93,6 @@ def test_the_controller_reads_and_counts_it_as_declared(status: ExitStatus, reas
     assert (failure.details.reason, failure.details.exit_code) == (reason, status.codes[0])
     policy = ResolvedReliability(max_restarts=1)
     counted = FailureAction.RESTART if status.counted else FailureAction.IGNORE
+    if status.permanent:
+        counted = FailureAction.FAIL
     assert evaluate_failure_policy(failure, policy, Counts()) is counted

@@ -21,11 +21,11 @@ WRITERS = (CONTROLLER / "reconcile", CONTROLLER / "controllers", RUNTIME)
 LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "objects" / "security.py"}
 REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
 OTHER_WORDS = """
-AccessKey AdmissionRequested Always Authorization Background Bearer Bound Cc Cf ChildFailedError ClusterFirstWithHostNet Code
-Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget EncodingType ErrImageNeverPull FailureTarget
+AccessKey AdmissionRequested Always Authorization Background Bearer Bound BrokenPipeError Cc Cf ChildFailedError ClusterFirstWithHostNet Code
+Complete ContainerCreating Contents Cs DirectoryOrCreate DisruptionTarget Distributed EncodingType ErrImageNeverPull FailureTarget
 ErrImagePull Error Exists FailedAttachVolume FailedCreate FailedMount
 FallbackToLogsOnError False Finished FullSize Gone IfNotPresent ImageInspectError
-ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key Lost
+ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key KeyboardInterrupt Lost
 MainProcess
 InPlace Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
 NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod

@@ -6,6 +6,7 @@ from enum import Enum
 
 from msgspec import Struct
 
+from torchrun_api.exit_codes import PERMANENT
 from torchrun_api.reliability import FailureRule
 from torchrun_api.status import MOST_GANGS, Attempt
 from torchrun_controller.reconcile.gang.failures import Failure
@@ -59,8 +60,11 @@ class Counts(Struct, frozen=True):
 def evaluate_failure_policy(
     failure: Failure, policy: ResolvedReliability, counts: Counts
 ) -> FailureAction:
-    """Return the action of the first matching rule. By default only failures are counted."""
-    if policy.never_restart:
+    """Return the action of the first matching rule. By default only failures are counted.
+
+    A failure that no restart corrects, such as an image without torch, fails the job at once.
+    """
+    if policy.never_restart or failure.details.reason in PERMANENT:
         return FailureAction.FAIL
     rule = next((rule for rule in policy.rules if matches(rule, failure)), None)
     if rule is not None:

@@ -43,7 +43,7 @@ def list_events(
 
 
 def _warning_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:
-    kinds = {"StorageShared", "StorageReady", names.UP_TO_DATE, refusals.CONDITION}
+    kinds = {"StorageShared", "StorageReady", "Distributed", names.UP_TO_DATE, refusals.CONDITION}
     old = {(condition.type, condition.reason) for condition in before.conditions}
     return [
         Event("Warning", condition.reason, condition.message)

@@ -43,12 +43,20 @@ from torchrun_controller.reconcile.workspace import delivery, reload
 # The back-off counts the early failures among them: it reaches its cap after seven.
 KEPT_ATTEMPTS = 10
 MOST_NODES = 1024  # more names in an affinity would not help the scheduler
+DISTRIBUTED = "Distributed"
 # Conditions that exist only while there is something to warn of or to request.
 WARNINGS = frozenset(
     {
         *("NotYetSupported", "StorageShared", "StorageReady"),
-        *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED, FULL_SIZE),
+        *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED, FULL_SIZE, DISTRIBUTED),
     }
+)
+TRAINS_ALONE = Reason(
+    "NotDistributed",
+    "The command has imported torch, but no process has a WORLD_SIZE above 1 or a process group, so"
+    " each one trains alone. If that stays so, the job fails at its end. Write the command as"
+    " python train.py, or start torchrun in the script. launcher: none accepts the command as it"
+    " is.",
 )
 QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "The queue exists."))
 NOT_SCHEDULED = Reason("NotScheduled", "The job has no gang.")
@@ -275,7 +283,7 @@ def _set_phase_conditions(
 
 
 def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[ConditionUpdate]:
-    """Return the warnings of refused writes, of a PVC for one node, and of unsupported fields."""
+    """Return the warnings of refused writes, unsupported fields, a PVC for one node, lone ranks."""
     job, warnings = observed.job, []
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
     if refused is not None:
@@ -289,6 +297,8 @@ def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[Condit
     if fields:
         why = Reason("FieldsNotHonored", " ".join(sentence(field) for field in fields))
         warnings.append(_build("NotYetSupported", holds=True, why=why))
+    if decision.state is State.GANG_RUNNING and observed.gang.restarts.alone:
+        warnings.append(_build(DISTRIBUTED, holds=False, why=TRAINS_ALONE))
     return warnings
 
 

@@ -78,10 +78,14 @@ class FailedRound(ReportedFailure, frozen=True, kw_only=True):
 
 
 class RestartsInPlace(Wire, frozen=True, kw_only=True):
-    """The restarts of a gang in the same pods: how many, and the rounds of the last ones."""
+    """The restarts of a gang in the same pods: how many, and the rounds of the last ones.
+
+    `alone`: a Python of the gang has imported torch, but no process belongs to a group.
+    """
 
     count: Gangs = 0
     last: Annotated[tuple[FailedRound, ...], Meta(max_length=10)] = ()
+    alone: bool = False
 
 
 class ProgressReport(Wire, frozen=True, kw_only=True):

@@ -104,6 +104,10 @@ class LeaderConnection:
         """None: the leader reports them."""
         return Restarts()
 
+    def trains_alone(self) -> bool:
+        """False: the leader decides."""
+        return False
+
     def close(self) -> None:
         """Close the connection."""
         self._closed.set()

@@ -6,10 +6,12 @@ from typing import Mapping, NamedTuple, Protocol, Sequence
 
 from ..failure import Cause, first_cause, is_peer_loss
 from .messages import (
+    ALONE,
     LEAVING,
     NEVER,
     RUNNING,
     SUCCEEDED,
+    TOGETHER,
     EndGang,
     GangOrder,
     MemberState,
@@ -136,6 +138,11 @@ class GangLeader:
         """The failures that were followed by another round in the same pods."""
         rounds = tuple(self._failed_rounds)
         return Restarts(self._predecessor.restarts + len(rounds), rounds)
+
+    def trains_alone(self) -> bool:
+        """Whether a node has imported torch, and no process has a group on any node."""
+        found = {state.training for state in self._states.values()}
+        return ALONE in found and TOGETHER not in found
 
     def missing(self) -> list[int]:
         """The indexes of the members that have not reported yet, or are lost."""

@@ -10,6 +10,7 @@ from .messages import (
     READY,
     RUNNING,
     SUCCEEDED,
+    TOGETHER,
     EndGang,
     GangOrder,
     MemberState,
@@ -49,6 +50,11 @@ class GangMember:
         name = READY if stopped else FAILED if cause else SUCCEEDED
         self._change(name, self.state.round, cause if name == FAILED else None, step)
 
+    def note(self, training: str) -> None:
+        """Note how the processes of this node train. A node that once had a group keeps this."""
+        if training and self.state.training != TOGETHER:
+            self.state = self.state._replace(training=training)
+
     def leave(self) -> None:
         """Note that Kubernetes ends this pod."""
         self._change(LEAVING, self.state.round)
@@ -56,4 +62,4 @@ class GangMember:
     def _change(
         self, name: str, number: int, cause: Cause | None = None, step: int | None = None
     ) -> None:
-        self.state = MemberState(name, number, cause, step)
+        self.state = MemberState(name, number, cause, step, self.state.training)

@@ -15,19 +15,23 @@ LONGEST_LINE = 1 << 16  # bytes
 READY, RUNNING, SUCCEEDED, FAILED = "ready", "running", "succeeded", "failed"
 LEAVING = "leaving"  # Kubernetes ends the pod
 _STATES = (READY, RUNNING, SUCCEEDED, FAILED, LEAVING)
+# What the processes of a node do since the import of torch.
+ALONE, TOGETHER = "alone", "together"
 
 
 class MemberState(NamedTuple):
     """The state of one member.
 
     round: the newest that it started or will not start any more. cause: of a failed round. step:
-    the newest one that rank 0 reported, if it ran on this node.
+    the newest one that rank 0 reported, if it ran on this node. training: ALONE, TOGETHER, or ""
+    before a Python has imported torch.
     """
 
     state: str = READY
     round: int = NEVER
     cause: Cause | None = None
     step: int | None = None
+    training: str = ""
 
 
 class RoundCode(NamedTuple):
@@ -86,6 +90,8 @@ def encode_state(state: MemberState) -> bytes:
         body["cause"] = state.cause._asdict()
     if state.step is not None:
         body["step"] = state.step
+    if state.training:
+        body["training"] = state.training
     return encode(body)
 
 
@@ -97,9 +103,9 @@ def decode_state(line: bytes) -> MemberState:
             raise InvalidMessageError(f"not a state: {line[:80]!r}")
         cause = _decode_cause(body["cause"]) if body["state"] == FAILED else None
         step = body.get("step")
-        return MemberState(
-            body["state"], int(body["round"]), cause, None if step is None else int(step)
-        )
+        step = None if step is None else int(step)
+        training = str(body.get("training", ""))
+        return MemberState(body["state"], int(body["round"]), cause, step, training)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
 

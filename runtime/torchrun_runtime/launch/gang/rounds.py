@@ -79,6 +79,9 @@ class GangLink(Protocol):
     def restarts(self) -> Restarts:
         """The failures that were followed by another round, if this node leads."""
 
+    def trains_alone(self) -> bool:
+        """Whether the gang trains alone; False if this node does not lead."""
+
     def close(self) -> None:
         """End the connections of this node."""
 
@@ -165,6 +168,10 @@ class OwnLink:
         """The failures that were followed by another round."""
         return self._leader.restarts()
 
+    def trains_alone(self) -> bool:
+        """Whether the gang trains alone."""
+        return self._leader.trains_alone()
+
     def close(self) -> None:
         """End once the other nodes have the last order."""
         if self._server is not None:
@@ -238,6 +245,15 @@ class Rounds:
     def restarts(self) -> Restarts:
         """The failures that were followed by another round; none on other nodes than the first."""
         return self._link.restarts()
+
+    def note(self, training: str) -> None:
+        """Report how the processes of this node train, if that has changed."""
+        self._member.note(training)
+        self._report()
+
+    def trains_alone(self) -> bool:
+        """Whether the gang trains alone; False on other nodes than the first."""
+        return self._link.trains_alone()
 
     def leave(self) -> None:
         """Report that Kubernetes ends this pod."""

@@ -5,6 +5,8 @@ kinds of processes write a report when an exception ends them: a rank (which exc
 and torchrun itself, whose ChildFailedError has every rank's exit code. A program may replace
 sys.excepthook, so the exception is looked for once more at exit. One that a program handles with
 sys.exit(1), as click and Hydra do, counts as well.
+It also leaves marks of what runs: the last Python that was started outside of another one and the
+last one that ended, the import of torch, and processes that belong to a group.
 If the launcher watches for hangs, each Python also registers faulthandler on a real-time signal
 (TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a separate file.
 This module must not disturb the program: all errors are suppressed.
@@ -17,13 +19,22 @@ import os
 import sys
 import time
 from contextlib import suppress
-from types import TracebackType
-from typing import NoReturn
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
 
 _FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
 _OUTER_PYTHON = "TORCHRUN_OUTER_PYTHON"  # pid and RANK
 _AGENT_ERROR = "ChildFailedError"  # of torch.distributed.elastic.multiprocessing.errors
+_C10D = "torch.distributed.distributed_c10d"
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
+# Packages that form groups without those of torch.
+_OTHER_GROUPS = ("ray", "mpi4py", "horovod", "jax", "distributed", "pyspark")
 _nested = False
+_marks: set[str] = set()
 _reported: list[BaseException] = []
 _LONGEST = 2000  # characters of a message
 
@@ -115,6 +126,81 @@ def _watch_exits() -> None:
     sys.exit = leave
 
 
+def _mark(name: str) -> None:
+    """Leave a mark for the launcher, once in each process."""
+    if name not in _marks:
+        _marks.add(name)
+        with suppress(OSError):
+            os.close(os.open(os.path.join(_FOLDER, name), os.O_WRONLY | os.O_CREAT, 0o600))
+
+
+def _mark_last(name: str) -> None:
+    with suppress(OSError), open(os.path.join(_FOLDER, name), "w") as file:
+        file.write(f"{os.getpid()} {time.time()}")
+
+
+def _mark_world() -> None:
+    sizes = (os.environ.get(name, "") for name in _WORLD_SIZES)
+    if any(size.isdecimal() and int(size) > 1 for size in sizes):
+        _mark("saw.world")
+
+
+class _ImportWatch:
+    """The first finder of sys.meta_path. It finds nothing, but sees what is imported.
+
+    A program may look for torch without importing it. Only the import of torch imports modules in
+    it.
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, inner = name.partition(".")
+        if package == "torch" and inner:
+            _mark("saw.torch")
+        elif package in _OTHER_GROUPS and inner:
+            _mark("saw.world")
+        if name == _C10D:
+            with suppress(BaseException):
+                return _with_marked_groups(name, path)
+        return None
+
+
+def _with_marked_groups(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """The module of torch, whose init_process_group leaves a mark."""
+    from functools import wraps
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec(name, path)
+    if spec is None or spec.loader is None:
+        return None
+    execute = spec.loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        with suppress(BaseException):
+            original = module.init_process_group
+
+            @wraps(original)
+            def init_process_group(*arguments: object, **options: object) -> object:
+                _mark("saw.world")
+                return original(*arguments, **options)
+
+            module.__dict__["init_process_group"] = init_process_group
+
+    spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+    return spec
+
+
+def _watch_processes() -> None:
+    if not _nested:
+        _mark_last("python.started")
+        atexit.register(_mark_last, "python.ended")
+    _mark_world()
+    atexit.register(_mark_world)  # a program may set the variables itself
+    sys.meta_path.insert(0, _ImportWatch())
+
+
 def _leave_torchrun() -> None:
     """Exit at once: torchrun has ended its ranks, and to unload torch takes another 0.3 s."""
     with suppress(BaseException):
@@ -179,6 +265,7 @@ if _FOLDER and os.path.isdir(_FOLDER):
     _watch_exits()
     with suppress(BaseException):
         _nested = _is_nested()
+        _watch_processes()
     with suppress(BaseException):
         _offer_stacks(int(os.environ["TORCHRUN_STACK_SIGNAL"]))
 _load_shadowed()

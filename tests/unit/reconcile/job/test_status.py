@@ -1,9 +1,11 @@
 """Conditions that follow one another while a job waits."""
 
+import json
+
 from torchrun_api.admission import Dependency
 from torchrun_api.core import Pod
-from torchrun_controller.reconcile.model.observed import Rejection
-from unit.reconcile.failing import running
+from torchrun_controller.reconcile.model.observed import Rejection, RestartsInPlace
+from unit.reconcile.failing import fail, running
 from world import ZIP, World, make_job, make_queue
 
 
@@ -81,3 +83,25 @@ def test_a_suspended_job_shows_a_queue_that_was_created_late() -> None:
     world.queue = make_queue()
     world.settle()
     assert conditions_of(world)["QueueReady"] == "True"
+
+
+def test_a_gang_that_trains_alone_has_a_condition_and_an_event() -> None:
+    world = running()
+    child = world.observed().gang.current_job.metadata.uid
+    world.reports.put_restarts(("ml", "train"), child, RestartsInPlace(alone=True))
+    plan = world.step()
+    condition = world.condition("Distributed")
+    assert (condition.status, condition.reason) == ("False", "NotDistributed")
+    (event,) = plan.events
+    assert (event.reason, event.message) == ("NotDistributed", condition.message)
+    assert "Write the command as python train.py" in condition.message
+    assert world.step().events == ()
+    world.reports.put_restarts(("ml", "train"), child, RestartsInPlace())
+    world.step()
+    assert "Distributed" not in conditions_of(world)
+    world.reports.put_restarts(("ml", "train"), child, RestartsInPlace(alone=True))
+    message = {"exitCode": 125, "reason": "NotDistributed", "message": "Each trained alone."}
+    fail(world, message=json.dumps(message))
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Failed", "NotDistributed")
+    assert "Distributed" not in conditions_of(world)

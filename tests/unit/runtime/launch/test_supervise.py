@@ -113,7 +113,8 @@ if depth == 3 and "RANK" in os.environ:
 if depth > 1:
     raise KeyError("rank" if "RANK" in os.environ else "script")
 folder = os.environ["TORCHRUN_LAUNCH_REPORTS"]
-reports = [json.load(open(os.path.join(folder, name))) for name in os.listdir(folder)]
+names = [name for name in os.listdir(folder) if name.endswith(".json")]
+reports = [json.load(open(os.path.join(folder, name))) for name in names]
 print(*sorted(report["message"] + str(report["nested"]) for report in reports), sep="\\n")
 """
 

@@ -10,11 +10,13 @@ from torchrun_runtime.launch.gang.leader import (
     Restarts,
 )
 from torchrun_runtime.launch.gang.messages import (
+    ALONE,
     FAILED,
     LEAVING,
     READY,
     RUNNING,
     SUCCEEDED,
+    TOGETHER,
     EndGang,
     MemberState,
     OpenGate,
@@ -310,3 +312,13 @@ def test_workers_that_fail_after_their_head_has_succeeded_start_no_round() -> No
     assert leader.order == StartRound(0), "the cause may be the end of the head"
     leader.receive(0, MemberState(SUCCEEDED, 0), 2)
     assert leader.order == EndGang()
+
+
+def test_a_gang_trains_alone_unless_a_process_of_any_node_has_a_group() -> None:
+    leader = gang(3)
+    run(leader, 0, 3)
+    assert not leader.trains_alone()
+    leader.receive(0, MemberState(RUNNING, 0, training=ALONE), 1)
+    assert leader.trains_alone()
+    leader.receive(2, MemberState(SUCCEEDED, 0, training=TOGETHER), 2)
+    assert not leader.trains_alone()

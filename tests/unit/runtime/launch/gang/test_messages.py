@@ -6,6 +6,7 @@ import pytest
 
 from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang.messages import (
+    ALONE,
     FAILED,
     EndGang,
     GangOrder,
@@ -31,6 +32,7 @@ CAUSE = Cause(137, 3, 9, "Signaled", "Rank 3 was killed by SIGKILL.", "2026-01-0
     [
         MemberState(),
         MemberState(FAILED, 4, CAUSE, 120),
+        MemberState(training=ALONE),
         MemberState(FAILED, 4, CAUSE._replace(rank=None, signal=None)),
     ],
 )
