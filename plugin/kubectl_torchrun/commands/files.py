@@ -33,11 +33,11 @@ def command(directory: str | None, output: str) -> None:
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.cluster.kubectl import ClusterNamespace
         from kubectl_torchrun.output import put, write
-        from kubectl_torchrun.upload import pack, tree
+        from kubectl_torchrun.upload import consent, pack, tree
         from kubectl_torchrun.upload.cache import UploadCache
 
         place = directory_to_send(directory, terminal)
-        files = tree.scan(place)
+        files = consent.scan(place)
         pack.check(files)
         tree.note_skipped(files, terminal)
         workspace = UploadCache(ClusterNamespace("", ""), place).digest(files)

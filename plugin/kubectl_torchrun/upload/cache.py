@@ -23,8 +23,8 @@ from torchrun_api.contents import Entry, Manifest, ManifestError, parse
 _STABLE_AGE = 2 * 10**9
 _BLOCK = 1 << 20
 
-# Of one file: size, mtime_ns, inode, sha256.
-CachedDigest = tuple[int, int, int, str]
+# Of one file: size, mtime_ns, ctime_ns, inode, sha256. A build may set the mtime.
+CachedDigest = tuple[int, int, int, int, str]
 
 
 class LastUpload(NamedTuple):
@@ -49,7 +49,7 @@ class UploadCache:
         here = str(directory.resolve())
         key = "\0".join([*namespace, here])
         self._upload_file = state_folder() / f"sent-{_short(key)}"
-        self._digests = state_folder() / f"digests-{_short(here)}"
+        self._digests = state_of("digests", directory)
 
     def digest(self, tree: Tree, advance: Callable[[int], None] = lambda _: None) -> Workspace:
         """The workspace with digests of all files. `advance` is called with the bytes of each file.
@@ -62,12 +62,12 @@ class UploadCache:
         entries = [Entry(path, "", 0, "dir") for path in tree.empty_directories]
         for file in tree.files:
             size, sha256, status = _digest(file, cached.get(file.path))
-            if status.st_mtime_ns < stable_since:
-                fresh[file.path] = (size, status.st_mtime_ns, status.st_ino, sha256)
+            if max(status.st_mtime_ns, status.st_ctime_ns) < stable_since:
+                fresh[file.path] = (*_stamp(status), sha256)
             entries.append(Entry(file.path, sha256, size, "755" if file.executable else "644"))
             advance(size)
         if fresh != cached:
-            _write(self._digests, msgspec.msgpack.encode(fresh))
+            write(self._digests, msgspec.msgpack.encode(fresh))
         return Workspace(tree, Manifest(entries), self.last_upload())
 
     def last_upload(self) -> LastUpload | None:
@@ -80,9 +80,7 @@ class UploadCache:
 
     def record(self, upload: LastUpload) -> None:
         """Save the upload for the next command."""
-        _write(
-            self._upload_file, zlib.compress(f"{upload.job}\n{upload.manifest.text}".encode(), 1)
-        )
+        write(self._upload_file, zlib.compress(f"{upload.job}\n{upload.manifest.text}".encode(), 1))
 
     def _read_digests(self) -> dict[str, CachedDigest]:
         try:
@@ -95,9 +93,8 @@ def _digest(file: File, cached: CachedDigest | None) -> tuple[int, str, os.stat_
     try:
         with file.source.open("rb", buffering=0) as content:
             status = os.fstat(content.fileno())
-            stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
-            if cached and cached[:3] == stamp:
-                return cached[0], cached[3], status
+            if cached and cached[:-1] == _stamp(status):
+                return cached[0], cached[-1], status
             digest, size = hashlib.sha256(), 0
             while block := content.read(_BLOCK):
                 digest.update(block)
@@ -107,18 +104,27 @@ def _digest(file: File, cached: CachedDigest | None) -> tuple[int, str, os.stat_
         raise unreadable(file.source, error) from None
 
 
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
 def state_folder() -> Path:
     """The plugin's folder for this user's state."""
     state = os.environ.get("XDG_STATE_HOME") or home() / ".local" / "state"
     return Path(state) / "kubectl-torchrun"
 
 
+def state_of(kind: str, directory: Path) -> Path:
+    """The file of this kind of state for a directory. It may not exist."""
+    return state_folder() / f"{kind}-{_short(str(directory.resolve()))}"
+
+
 def _short(text: str) -> str:
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:24]
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically; an error is ignored, because the cache is optional."""
+def write(path: Path, content: bytes) -> None:
+    """Write a file of the state atomically; an error is ignored, because it is optional."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -203,8 +203,8 @@ def _bracket(pattern: str, position: int) -> tuple[str, int] | None:
             high, position = _member(pattern, position + 1)
         if low is None or high is None:
             return None
-        if low <= high:
-            items.append(f"{re.escape(low)}-{re.escape(high)}")
+        # git compares the first character before it sees that a range follows.
+        items.append(f"{re.escape(low)}-{re.escape(high if low <= high else low)}")
     members = "".join(items)
     if negated:
         return f"[^/{members}]", position + 1

@@ -17,7 +17,7 @@ from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.text import files_of, human
-from kubectl_torchrun.upload import pack, tree, upload_token
+from kubectl_torchrun.upload import consent, pack, upload_token
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
 from kubectl_torchrun.upload.deliver import deliver
 from torchrun_api import names
@@ -64,7 +64,7 @@ class Reload:
 
     def once(self) -> int:
         """Upload the directory once; the exit code. Raises Problem."""
-        workspace = self._scan()
+        workspace = self._scan(asks=True)
         send = partial(self._send, workspace=workspace)
         try:
             return self._run(send, f"Stopped. {self._next_step()}")
@@ -141,8 +141,10 @@ class Reload:
             scans = _SCAN_SHARE * (time.monotonic() - started)
             await anyio.sleep(delay or max(_SCAN_SECONDS, scans))
 
-    def _scan(self, advance: Callable[[int], None] = lambda _: None) -> Workspace:
-        files = tree.scan(self._directory, self._overlay)
+    def _scan(
+        self, advance: Callable[[int], None] = lambda _: None, *, asks: bool = False
+    ) -> Workspace:
+        files = consent.scan(self._directory, self._overlay, asks=asks)
         pack.check(files)
         return self._cache.digest(files, advance)
 

@@ -26,7 +26,7 @@ from kubectl_torchrun.logs.follow import follow
 from kubectl_torchrun.logs.streams import View
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.text import files_of, human
-from kubectl_torchrun.upload import job_manifest, pack, tree, upload_token
+from kubectl_torchrun.upload import consent, job_manifest, pack, tree, upload_token
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
 from kubectl_torchrun.upload.command_warning import warn_of_command
 from kubectl_torchrun.upload.deliver import deliver
@@ -73,7 +73,7 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         request = request._replace(name=name)
     if options.wait:
         options = options._replace(wait=wait.check(options.wait))
-    files = tree.scan(options.directory, options.overlay)
+    files = consent.scan(options.directory, options.overlay)
     pack.check(files)
     namespace = resolve(target)
     if options.dry_run == "client":

@@ -6,7 +6,7 @@ from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.terminal import Terminal
-from kubectl_torchrun.upload import pack, refetch, tree, upload_token
+from kubectl_torchrun.upload import consent, pack, refetch, tree, upload_token
 from kubectl_torchrun.upload.cache import UploadCache
 from kubectl_torchrun.upload.reload import Reload
 from kubectl_torchrun.upload.submission import (
@@ -51,7 +51,7 @@ def sync(
             if watch:
                 return reload.watch()
             return reload.once() or _wait(cluster, name, options, terminal)
-        files = tree.scan(options.directory, options.overlay)
+        files = consent.scan(options.directory, options.overlay)
         pack.check(files)
         tree.note_skipped(files, terminal)
         workspace = read_workspace(cache, files, terminal)

@@ -2,14 +2,14 @@
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.terminal import Terminal
-from kubectl_torchrun.upload import gitignore, sensitive
+from kubectl_torchrun.upload import git_index, gitignore, sensitive
 from kubectl_torchrun.upload.gitignore import IgnoreFile
 
 GITIGNORE = ".gitignore"
@@ -36,6 +36,10 @@ class Skipped(NamedTuple):
     reason: str
 
 
+_SECRET = "may contain a secret"  # noqa: S105
+_INCLUDED_SECRET = f"may contain a secret, and {TORCHRUNIGNORE} includes it"
+
+
 class Tree(NamedTuple):
     """A workspace, in the order of its archive."""
 
@@ -49,6 +53,11 @@ class Tree(NamedTuple):
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def included_secrets(self) -> list[str]:
+        """The likely secrets that .torchrunignore includes, and the user has not allowed."""
+        return [path for path, reason in self.skipped if reason == _INCLUDED_SECRET]
+
 
 class _Scope(NamedTuple):
     """An ignore file, and its directory as a path prefix from the top of the repository."""
@@ -58,10 +67,41 @@ class _Scope(NamedTuple):
     is_torchrunignore: bool
 
 
-def scan(root: Path, overlay: Path | None = None) -> Tree:
+class _Repository(NamedTuple):
+    """A git repository. prefix: of its top directory, as in `_Scope`. tracked: its paths."""
+
+    prefix: str
+    tracked: frozenset[str]
+
+    def tracks(self, top_path: str) -> bool:
+        """Whether git tracks this file or submodule, or a file in this directory."""
+        return top_path[len(self.prefix) :] in self.tracked
+
+
+class _Place(NamedTuple):
+    """A directory of the walk. is_ignored: only what its repository tracks is part of it."""
+
+    path: str
+    source: Path
+    scopes: tuple[_Scope, ...]
+    repository: _Repository
+    is_ignored: bool = False
+
+    @property
+    def torchrun_scopes(self) -> tuple[_Scope, ...]:
+        """The .torchrunignore files, which decide on tracked files and secrets, too."""
+        return tuple(scope for scope in self.scopes if scope.is_torchrunignore)
+
+
+def scan(root: Path, overlay: Path | None = None, allowed: Collection[str] = frozenset()) -> Tree:
     """The workspace of this directory.
 
     Raises UsageProblem for paths that cannot be read or cannot be part of it.
+
+    A file that git tracks matches no .gitignore. Nor does one of a submodule or a nested repository
+    match those outside of it.
+
+    allowed: paths of likely secrets that .torchrunignore may include, because the user knows it.
 
     The files of `overlay` replace those of the same path. It obeys the same rules, but no ignore
     files above it: the user has selected it, and it may be a temporary directory anywhere.
@@ -73,13 +113,13 @@ def scan(root: Path, overlay: Path | None = None) -> Tree:
     workspace. UsageProblem is raised for a link that leads out of the workspace or to a directory
     that contains it, and for more than MOST_COPIES copies.
     """
-    tree = _scan(root, is_selected=False)
-    return tree if overlay is None else _overlaid(tree, _scan(overlay, is_selected=True))
+    tree = _scan(root, allowed)
+    return tree if overlay is None else _overlaid(tree, _scan(overlay, None))
 
 
-def _scan(root: Path, *, is_selected: bool) -> Tree:
+def _scan(root: Path, allowed: Collection[str] | None) -> Tree:
     try:
-        walk = _Walk(root.resolve(), is_selected=is_selected)
+        walk = _Walk(root.resolve(), allowed)
         walk.run()
         copies = _Copies(walk)
         copies.make()
@@ -94,8 +134,13 @@ def note_skipped(files: Tree, terminal: Terminal) -> None:
         terminal.note(f"Skipped: {path} ({reason})")
     if len(files.skipped) > _MOST_SKIPPED:
         terminal.note(f"Skipped: {len(files.skipped) - _MOST_SKIPPED} more")
-    if any("secret" in reason for _, reason in files.skipped):
+    if any(reason == _SECRET for _, reason in files.skipped):
         terminal.note(f"To upload such a file, add !NAME to {TORCHRUNIGNORE}.")
+    if files.included_secrets:
+        terminal.note(
+            "To upload such a file, run the command in a terminal, which asks once, or put it into"
+            " a directory for --overlay."
+        )
 
 
 def unreadable(path: Path | str, error: OSError) -> UsageProblem:
@@ -133,12 +178,14 @@ def _overlaid(below: Tree, above: Tree) -> Tree:
 class _Walk:
     """The files, directories and links below a root that no rule excludes.
 
-    is_selected: whether ignore files above the root do not apply.
+    allowed: likely secrets that .torchrunignore may include. None: all of them, and ignore files
+    above the root do not apply.
     """
 
-    def __init__(self, root: Path, *, is_selected: bool) -> None:
+    def __init__(self, root: Path, allowed: Collection[str] | None) -> None:
         self.root = root
-        self.prefix, self.outer = ("", ()) if is_selected else _outer_scopes(root)
+        self.prefix, self.outer = ("", ()) if allowed is None else _outer_scopes(root)
+        self._allowed = allowed
         self.files: dict[str, File] = {}
         self.directories: dict[str, list[str]] = {}  # each with the names of its entries
         self.links: dict[str, Path] = {}
@@ -146,22 +193,49 @@ class _Walk:
         self._outputs = _output_files()
 
     def run(self) -> None:
-        pending = [("", self.root, self.outer)]
+        top = self.root.parents[self.prefix.count("/") - 1] if self.prefix else None
+        repository = self._repository("", top) if top else _Repository("", frozenset())
+        pending = [_Place("", self.root, self.outer, repository)]
         while pending:
-            path, place, scopes = pending.pop()
-            here = f"{self.prefix}{path}/" if path else self.prefix
-            scopes = (*scopes, *_scopes_in(place, here))
-            names = self.directories.setdefault(path, [])
-            for entry in self._entries(place):
-                child = f"{path}/{entry.name}" if path else entry.name
+            place = pending.pop()
+            entries = self._entries(place.source)
+            place = self._entered(place, entries)
+            names = self.directories.setdefault(place.path, [])
+            for entry in entries:
+                child = f"{place.path}/{entry.name}" if place.path else entry.name
                 directory = entry.is_dir(follow_symlinks=False)
-                if self._is_ignored(child, scopes, directory=directory):
+                top_path = self.prefix + child
+                tracked = place.repository.tracks(top_path)
+                ignored = place.is_ignored or _ignored(top_path, place.scopes, directory=directory)
+                own = _ignored(top_path, place.torchrun_scopes, directory=directory)
+                if own if tracked else ignored:
+                    continue
+                if self._is_skipped(child, own, directory=directory, tracked=tracked):
                     continue
                 if directory:
-                    pending.append((child, Path(entry.path), scopes))
+                    source = Path(entry.path)
+                    pending.append(
+                        place._replace(path=child, source=source, is_ignored=bool(ignored))
+                    )
                     names.append(entry.name)
                 elif self._take(child, entry):
                     names.append(entry.name)
+
+    def _entered(self, place: _Place, entries: list[os.DirEntry[str]]) -> _Place:
+        """The place with its ignore files, and with its repository if it is the top of one."""
+        here = f"{self.prefix}{place.path}/" if place.path else self.prefix
+        if any(entry.name == ".git" for entry in entries):
+            repository = self._repository(here, place.source)
+            place = _Place(place.path, place.source, place.torchrun_scopes, repository)
+        return place._replace(scopes=(*place.scopes, *_scopes_in(place.source, here)))
+
+    def _repository(self, prefix: str, top: Path) -> _Repository:
+        try:
+            return _Repository(prefix, git_index.tracked(top))
+        except (OSError, git_index.GitIndexError) as error:
+            reason = f"{error}: tracked files that match {GITIGNORE} are not uploaded"
+            self.skipped.append(Skipped(os.path.relpath(top / ".git", self.root), reason))
+            return _Repository(prefix, frozenset())
 
     def _entries(self, place: Path) -> list[os.DirEntry[str]]:
         try:
@@ -170,24 +244,23 @@ class _Walk:
         except (FileNotFoundError, NotADirectoryError):  # deleted since its parent was read
             return []
 
-    def _is_ignored(self, path: str, scopes: tuple[_Scope, ...], *, directory: bool) -> bool:
-        name = path.rpartition("/")[2]
-        if name in sensitive.ALWAYS:
-            return True
-        top_path = self.prefix + path
-        if _ignored(top_path, scopes, directory=directory):
+    def _is_skipped(self, path: str, own: bool | None, *, directory: bool, tracked: bool) -> bool:
+        """Whether a path is not uploaded whatever .gitignore says. own: as .torchrunignore says."""
+        if path.rpartition("/")[2] in sensitive.ALWAYS:
             return True
         if sensitive.SECRETS.match(path, directory=directory):
-            torchrun_scopes = tuple(scope for scope in scopes if scope.is_torchrunignore)
-            if _ignored(top_path, torchrun_scopes, directory=directory) is not False:
-                self.skipped.append(Skipped(path, "may contain a secret"))
+            if own is not False:
+                self.skipped.append(Skipped(path, _SECRET))
+                return True
+            if self._allowed is not None and path not in self._allowed:
+                self.skipped.append(Skipped(path, _INCLUDED_SECRET))
                 return True
         if directory and sensitive.is_environment(self.root / path):
             self.skipped.append(
                 Skipped(path, "a virtual environment works only on the machine that created it")
             )
             return True
-        return directory and sensitive.is_cache(self.root / path)
+        return directory and not tracked and sensitive.is_cache(self.root / path)
 
     def _take(self, path: str, entry: os.DirEntry[str]) -> bool:
         if entry.is_symlink():
@@ -330,6 +403,8 @@ def _ignored(top_path: str, scopes: tuple[_Scope, ...], *, directory: bool) -> b
 
 def _scopes_in(place: Path, prefix: str) -> Iterator[_Scope]:
     for name in (GITIGNORE, TORCHRUNIGNORE):
+        if name == GITIGNORE and (place / name).is_symlink():
+            continue  # as in git
         rules = gitignore.read(place / name)
         if rules.rules:
             yield _Scope(prefix, rules, is_torchrunignore=name == TORCHRUNIGNORE)
@@ -345,9 +420,10 @@ def _outer_scopes(root: Path) -> tuple[str, tuple[_Scope, ...]]:
     place = top
     for part in root.relative_to(top).parts:
         prefix = "" if place == top else place.relative_to(top).as_posix() + "/"
-        rules = gitignore.read(place / GITIGNORE)
-        scopes = (*scopes, _Scope(prefix, rules, is_torchrunignore=False))
+        rules = [s for s in _scopes_in(place, prefix) if not s.is_torchrunignore]
+        scopes = (*scopes, *rules)
         place = place / part
         if _ignored(place.relative_to(top).as_posix(), scopes, directory=True):
-            return "", ()  # the directory itself is ignored, but the user selected it
+            scopes = ()  # the directory itself is ignored, but the user selected it
+            break
     return root.relative_to(top).as_posix() + "/", scopes

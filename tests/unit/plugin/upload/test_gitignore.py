@@ -19,7 +19,7 @@ PATHS = [f"{x}/{y}/{z}" for x in NAMES for y in NAMES for z in ("a", "foo.py", "
 # fmt: off
 ATOMS = st.sampled_from([
     "a", "b", "foo", "src", "keep", ".py", "é", " ", "-", "x",
-    "*", "**", "***", "?", "[ab]", "[!a]", "[^/]", "[a-f]", "[z-a]", "[]-a]", "[a\\]b]",
+    "*", "**", "***", "?", "[ab]", "[!a]", "[^/]", "[a-f]", "[z-a]", "[b-a]", "[]-a]", "[a\\]b]",
     "[[:alpha:]]", "[[:bogus:]]", "\\*", "\\", "[", "]",
 ])
 # fmt: on

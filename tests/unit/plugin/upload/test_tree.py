@@ -1,5 +1,6 @@
 """Which files become part of a workspace."""
 
+import hashlib
 import os
 import socket
 import subprocess
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.upload.cache import UploadCache
 from kubectl_torchrun.upload.tree import scan
 from profiles import examples
 
@@ -79,7 +82,12 @@ def test_likely_secrets_are_skipped_and_named(tmp_path: Path, name: str) -> None
 
 def test_torchrunignore_can_include_a_secret_and_gitignore_cannot(tmp_path: Path) -> None:
     make(tmp_path, ".env", "a.pem", gitignore="!.env\n!a.pem\n", torchrunignore="!a.pem\n")
-    assert paths(tmp_path) == [".gitignore", ".torchrunignore", "a.pem"]
+    assert skipped(tmp_path) == {
+        ".env": "may contain a secret",
+        "a.pem": "may contain a secret, and .torchrunignore includes it",
+    }
+    files = scan(tmp_path, allowed={".env", "a.pem"}).files
+    assert [file.path for file in files] == [".gitignore", ".torchrunignore", "a.pem"]
 
 
 def test_torchrunignore_extends_and_overrides_gitignore(tmp_path: Path) -> None:
@@ -218,14 +226,29 @@ def test_a_directory_may_disappear_before_it_is_read(
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     make(tmp_path, "x.py")
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/.gitignore").symlink_to(".gitignore")
-    with pytest.raises(UsageProblem, match=r"Cannot read .*sub/\.gitignore: Too many levels"):
+    (tmp_path / "sub/.torchrunignore").symlink_to(".torchrunignore")
+    with pytest.raises(UsageProblem, match=r"Cannot read .*/\.torchrunignore: Too many levels"):
         scan(tmp_path)
 
 
 PLACES = st.sampled_from(["", "a", "a/b", "c"])
 RULES = st.sampled_from(
-    ["x", "*.log", "!x", "/x", "b/", "!b/", "a/*", "*", "!*/", "!y.log", "**/x", "a/b/x", "/*/x"]
+    [
+        "x",
+        "*.log",
+        "[y-a]*",
+        "!x",
+        "/x",
+        "b/",
+        "!b/",
+        "a/*",
+        "*",
+        "!*/",
+        "!y.log",
+        "**/x",
+        "a/b/x",
+        "/*/x",
+    ]
 )
 
 
@@ -244,6 +267,109 @@ def test_nested_ignore_files_work_as_in_git(
     command = ["git", "-c", "core.excludesFile=/dev/null", "-C", str(root), "ls-files", "-z", "-o"]
     listed = subprocess.run([*command, "--exclude-standard"], capture_output=True, check=True)
     assert set(paths(root)) == set(listed.stdout.decode().split("\0")) - {""}
+
+
+def git(directory: Path, *arguments: str) -> str:
+    config = ["user.name=a", "user.email=a@example.com", "protocol.file.allow=always"]
+    flags = [flag for value in config for flag in ("-c", value)]
+    command = ["git", *flags, "-c", "core.excludesFile=/dev/null", "-C", str(directory), *arguments]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+
+def repository(root: Path, *tracked: str, **contents: str) -> Path:
+    make(root, *tracked, **contents)
+    git(root, "init", "-q")
+    git(root, "add", "-f", *tracked)
+    git(root, "commit", "-qm", "one")
+    return root
+
+
+def with_submodule(root: Path, *flags: str) -> None:
+    repository(root / "../loader", "data/load.py", "x.json")
+    repository(root, "train.py", "config.json", gitignore="data/\n*.json\n")
+    git(root, "submodule", "add", "-q", *flags, "../loader", "libs/loader")
+    make(root, "data/big.bin", "libs/loader/data/more.py", "other.json")
+
+
+def with_nested_repository(root: Path) -> None:
+    repository(root, "x.py", "keep/data/y.py", gitignore="data/\n*.json\n/skipped/\n")
+    repository(root / "nested", "z.py", gitignore="*.bin\n")
+    repository(root / "skipped", "z.py")
+    make(root, "nested/data/x", "nested/x.json", "nested/x.bin", "keep/data/no.py")
+
+
+def with_worktree(root: Path) -> None:
+    repository(root / "../main", "a/b/x.json", "x.py", gitignore="a/\n")
+    git(root / "../main", "worktree", "add", "-q", str(root))
+    make(root, "a/b/no.py", gitignore="a/\n")
+
+
+def with_split_index(root: Path) -> None:
+    repository(root, "a/x.py", "a/y.py", gitignore="a/\n")
+    git(root, "update-index", "--split-index")
+    make(root, "a/z.py", "a/no.py")
+    git(root, "add", "-f", "a/z.py")
+
+
+def of_version(version: int, *flags: str) -> Callable[[Path], None]:
+    def build(root: Path) -> None:
+        root.mkdir()
+        git(root, "init", "-q", *flags)
+        names = [f"data/{'long' * (n % 9)}/{n}.py" for n in range(50)]
+        repository(root, *names, "é.py", gitignore="data/\n")
+        git(root, "update-index", "--index-version", str(version))
+        make(root, "data/no.py", "data/9/no.py", "data/intended.py")
+        git(root, "add", "-f", "-N", "data/intended.py")
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        with_submodule,
+        with_nested_repository,
+        with_worktree,
+        with_split_index,
+        of_version(2),
+        of_version(3),
+        of_version(4),
+        of_version(4, "--object-format=sha256"),
+    ],
+)
+def test_the_files_that_git_tracks_are_sent(tmp_path: Path, build: Callable[[Path], None]) -> None:
+    """In repositories within others, too, and from a directory within one."""
+    root = tmp_path / "top"
+    build(root)
+    flags = ("ls-files", "-z", "--exclude-standard")
+    expected = {*git(root, *flags, "-c", "-o").split("\0")} - {""}
+    for path in [path for path in expected if (root / path).is_dir()]:
+        inner = git(root / path, *flags, "-c", "-o").split("\0")
+        expected |= {f"{path.rstrip('/')}/{name}" for name in inner if name}
+        expected.remove(path)
+    assert set(paths(root)) == expected
+    for folder in {path.rpartition("/")[0] for path in expected} - {""}:
+        start = len(folder) + 1
+        below = {path[start:] for path in expected if path.startswith(f"{folder}/")}
+        assert below <= set(paths(root / folder)), folder
+
+
+def test_torchrunignore_excludes_what_git_tracks(tmp_path: Path) -> None:
+    repository(tmp_path, "data/x", "x.bin", "x.py", "a.pem", torchrunignore="data/\n*.bin\n")
+    assert paths(tmp_path) == [".torchrunignore", "x.py"]
+    assert skipped(tmp_path) == {"a.pem": "may contain a secret"}
+
+
+@pytest.mark.parametrize(
+    "change", [b"DIRX", b"DIRC\0\0\0\x09", b"DIRC\0\0\0\x02\xff\xff\xff\xff", b""]
+)
+def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, change: bytes) -> None:
+    repository(tmp_path, "data/x", "x.py", gitignore="data/\n")
+    index = tmp_path / ".git/index"
+    content = index.read_bytes()
+    index.write_bytes(change + content[len(change) :] if change else b"")
+    assert paths(tmp_path) == [".gitignore", "x.py"]
+    assert "tracked files that match .gitignore are not uploaded" in skipped(tmp_path)[".git"]
 
 
 def test_overlay_files_replace_files_of_the_tree(tmp_path: Path) -> None:
@@ -304,3 +430,21 @@ def test_an_overlay_file_over_a_directory_is_refused(
         UsageProblem, match="replaces a file with a directory, or a directory with a file"
     ):
         scan(tmp_path / "below", tmp_path / "above")
+
+
+def test_a_file_that_a_build_writes_again_with_its_old_time_has_a_new_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SOURCE_DATE_EPOCH, `touch -r` and `rsync --inplace -t`: same size, time and inode."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr("kubectl_torchrun.upload.cache._STABLE_AGE", -(10**12))
+    directory = tmp_path / "code"
+    directory.mkdir()
+    digests = []
+    for text in ("LR = 0.1", "LR = 9.9"):
+        with (directory / "config.py").open("w") as file:
+            file.write(text)
+        os.utime(directory / "config.py", (1_600_000_000, 1_600_000_000))
+        workspace = UploadCache(ClusterNamespace("s", "n"), directory).digest(scan(directory))
+        digests.append(workspace.manifest.entries[0].sha256)
+    assert digests == [hashlib.sha256(text).hexdigest() for text in (b"LR = 0.1", b"LR = 9.9")]
