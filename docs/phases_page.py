@@ -47,15 +47,24 @@ def page() -> str:
         "",
         "## What each phase means",
         "",
-        "| phase | condition | state of the job |",
-        "|---|---|---|",
+        "The last columns say whether the job keeps its admission by the queue and the pods of its",
+        "gang, and whether the deadline counts the time. A gang that exists keeps its admission",
+        "unless it waits for somebody's action: then it ends after 30 minutes, the job returns the",
+        "admission, and asks for it again after 30 minutes (doubled each time, at most 8 hours).",
+        "",
+        "| phase | condition | state of the job | admission | pods | runs |",
+        "|---|---|---|---|---|---|",
     ]
     for phase in (*PHASES, None):
         for state in State:
             row = ROWS[state]
             if row.phase == phase:
                 phase_name = phase or "unchanged"
-                lines.append(f"| {phase_name} | {row.condition}={row.status} | {state.value} |")
+                runs = "yes" if row.runs else ""
+                lines.append(
+                    f"| {phase_name} | {row.condition}={row.status} | {state.value}"
+                    f" | {row.admission.value} | {row.pods.value} | {runs} |"
+                )
     by_hand = PAGE.read_text(encoding="utf-8").partition(BY_HAND)[2]
     return "\n".join(lines) + "\n" + BY_HAND + by_hand
 

@@ -72,6 +72,19 @@ class Limits(Wire, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    max_termination_grace_period_seconds: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=31536000,
+                description="Maximum grace period of a job's pods. Pods that are stopped keep their"
+                " nodes and quota for that long. A job with a longer one is rejected. Default:"
+                " 3600.",
+            ),
+        ]
+        | None
+    ) = None
     max_priority: (
         Annotated[
             JobPriority,

@@ -26,6 +26,8 @@ CONFLICT_RETRY = 30.0  # seconds until a taken name is tried again
 # Seconds until an invalid object is retried without a change: admission policies and webhooks also
 # answer that way, and may change.
 REJECTED_RETRY = 300.0
+# Each retry of a job without a gang takes its quota from others for a moment: the delay doubles.
+LONGEST_RETRY = 3600.0
 # HTTP codes of a refused delete that only a change of a permission, policy or webhook resolves.
 REFUSED_DELETE = frozenset({400, 403, 422})
 
@@ -35,10 +37,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 class _Memory(Struct):
-    """The refusals of one job, each with the time until which it is not sent again."""
+    """The refusals of one job, each with the time until which it is not sent again.
+
+    `delays` also has those whose time is over, with the seconds of their last delay.
+    """
 
     generations: tuple[object, ...]  # UIDs and generations of job and queue
     refusals: dict[Identity, tuple[Refusal, float]]
+    delays: dict[Identity, float]
 
 
 class Refusals(Generic[K]):
@@ -58,7 +64,7 @@ class Refusals(Generic[K]):
             return observed
         now, generations = self._clock(), _generations(observed)
         active = {write: entry for write, entry in memory.refusals.items() if entry[1] > now}
-        if memory.generations != generations or not active:
+        if memory.generations != generations:
             del self._memories[key]
             return observed
         memory.refusals = active
@@ -77,14 +83,19 @@ class Refusals(Generic[K]):
         """Store an error for which `is_refusal` is true."""
         refusal, seconds = _to_refusal(write, error)
         generations = _generations(observed)
-        memory = self._memories.setdefault(key, _Memory(generations, {}))
+        memory = self._memories.setdefault(key, _Memory(generations, {}, {}))
         memory.generations = generations
-        memory.refusals[identity(write)] = (refusal, self._clock() + seconds)
+        write_id = identity(write)
+        delay = seconds
+        if not observed.gang.child_jobs:
+            delay = max(seconds, min(2 * memory.delays.get(write_id, 0.0), LONGEST_RETRY))
+        memory.delays[write_id] = delay
+        memory.refusals[write_id] = (refusal, self._clock() + delay)
 
     def next_retry(self, key: K) -> float | None:
         """Return the seconds until the next refused write may be repeated; None without one."""
         memory = self._memories.get(key)
-        if memory is None:
+        if memory is None or not memory.refusals:
             return None
         return max(0.0, min(until for _, until in memory.refusals.values()) - self._clock())
 

@@ -254,6 +254,19 @@ class TestObstacles:
         assert await world.reconciler.attempt(KEY) == Done()
         assert SERVICE in world.log
 
+    async def test_a_job_without_a_gang_retries_less_often_each_time(self, world: World) -> None:
+        """Each retry takes an admission from other jobs for a moment."""
+        world.plan = waiting_for
+        delays = []
+        for _ in range(9):
+            world.failures = [NameConflictError(CONFLICT)]
+            outcome = await world.reconciler.attempt(KEY)
+            assert isinstance(outcome, RequeueAfter)
+            delays.append(outcome.seconds)
+            world.cache.resource_version += 100
+            world.time += outcome.seconds
+        assert delays == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+
     @pytest.mark.parametrize("changed", [observed(generation=2), observed(queue=2)])
     async def test_a_change_of_job_or_queue_is_tried_at_once(
         self, world: World, changed: Observed

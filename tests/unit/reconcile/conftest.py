@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from torchrun_api.kinds import JOBS
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.steps import Step
-from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS
+from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, Pods
 
 
 def checked_step(step: Step) -> Step:
@@ -19,7 +20,11 @@ def checked_step(step: Step) -> Step:
     def decide(context: Context) -> Decision | None:
         decision = step.decide(context)
         if decision is not None:
-            phase = ROWS[decision.state].phase
+            row = ROWS[decision.state]
+            phase = row.phase
+            if row.pods is Pods.KEPT and context.gang and context.end is None:
+                gone = {write.name for write in decision.writes.deletes if write.kind is JOBS}
+                assert context.observed.gang.current_job.metadata.name not in gone, decision.state
             assert phase is None or phase in step.leads_to, (step.decide.__name__, decision.state)
         return decision
 

@@ -284,16 +284,19 @@ def _progress(
     counts = count_workers(gang.workers, nodes)
     claims = delivery.mounted_claims(observed.job, gang, observed.workspace)
     jobs = head_and_workers.jobs_of(gang)
-    why = waiting.gang_reason(jobs, nodes, gang.workers, claims, observed.cluster.warnings)
-    if why is None and count_scheduled(gang.workers) < nodes:
-        why = groups.waiting_reason(gang)
-    why = why or gate.closed_reason(observed, unfenced, now)
-    if why is not None:
-        return State.GANG_STARTING, why
+    problem = waiting.gang_reason(jobs, nodes, gang.workers, claims, observed.cluster.warnings)
+    if problem is None and count_scheduled(gang.workers) < nodes:
+        problem = groups.waiting_reason(gang)
+    closed = gate.closed_reason(observed, unfenced, now)
     state = "running or completed" if counts.succeeded else "running"
     message = f"{pods_are(nodes - counts.pending, nodes)} {state}."
-    if counts.pending == 0 and gate.is_open(gang):
-        return State.GANG_RUNNING, Reason("WorkersRunning", message)
+    if counts.pending == 0 and closed is None and gate.is_open(gang):
+        # The ranks run, whatever another container of their pods waits for.
+        note = f" {problem.message}" if problem is not None else ""
+        return State.GANG_RUNNING, Reason("WorkersRunning", message + note)
+    why = problem or closed
+    if why is not None:
+        return State.GANG_STARTING, why
     cause = _restart_cause(observed.job, gang)
     if cause is not None:
         cause_text = f"Attempt {cause.number} ended: {sentence(cause.message)}"

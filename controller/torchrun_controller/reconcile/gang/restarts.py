@@ -20,7 +20,8 @@ FIRST_DELAY = timedelta(seconds=10)
 LONGEST_DELAY = timedelta(minutes=5)
 EARLY = timedelta(minutes=10)  # running time below which a failure is early
 # Ends that a user, the queue or a change of the size asks for.
-INTENDED_ENDS = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking"})
+START_TIMEOUT = "StartTimeout"
+INTENDED_ENDS = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", START_TIMEOUT})
 
 
 class FailureAction(Enum):

@@ -71,7 +71,7 @@ def suspended(context: Context) -> Decision | None:
         writes=Writes(deletes=end_preparations(observed.workspace, serving=False)),
     )
     cause = Reason("Suspended", "spec.suspend was set to true.")
-    decision = _stop(context, stop_decision, cause, *helper_pods)
+    decision = stop(context, stop_decision, cause, *helper_pods)
     if decision is not None:
         return decision
     why = Reason("Suspended", "spec.suspend is true. Only the PVCs remain.")
@@ -95,7 +95,7 @@ def preempted(context: Context) -> Decision | None:
         history=_history(context),
     )
     why = Reason(admission_status.PREEMPTED, message)
-    decision = _stop(context, stop_decision, why)
+    decision = stop(context, stop_decision, why)
     if decision is not None:
         return decision
     release_reason = Reason(why.reason, "No pod remains. See the condition Admitted.")
@@ -115,7 +115,7 @@ def _history(context: Context) -> History:
     return replace(history, ends=rounds, failure=context.new_restarts.failure)
 
 
-def _stop(
+def stop(
     context: Context, stop_decision: Decision, cause: Reason, *helper_pods: Pod
 ) -> Decision | None:
     """Return the decision until no pod of the gang and no helper pod runs; None after that.

@@ -1,10 +1,9 @@
 """The steps towards the next attempt: what is missing for it, cheapest first, and its gang."""
 
-from msgspec import structs
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.gang import cleanup, fence, gang, in_place
 from torchrun_controller.reconcile.gang.child_jobs import build_child_jobs, roles_of
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
@@ -54,14 +53,14 @@ def queue_missing(context: Context) -> Decision | None:
             f"TorchrunQueue {job.spec.job_queue} does not exist in namespace"
             f" {job.metadata.namespace}. Create {advice}.",
         )
-        return _decide(context, State.QUEUE_MISSING, why, *_return_admission(job))
+        return _decide(context, State.QUEUE_MISSING, why)
     if queue.metadata.terminating and not is_fixed:
         why = Reason(
             "QueueTerminating",
             f"TorchrunQueue {queue.metadata.name} is being deleted and accepts no new"
             " jobs. Choose another queue, or create it again.",
         )
-        return _decide(context, State.QUEUE_MISSING, why, *_return_admission(job))
+        return _decide(context, State.QUEUE_MISSING, why)
     return None
 
 
@@ -85,20 +84,7 @@ def spec_invalid(context: Context) -> Decision | None:
 def refuse(context: Context, error: InvalidSpecError) -> Decision:
     """The decision on a job with an invalid spec."""
     why = Reason("InvalidSpec", sentence(str(error)))
-    answer = _return_admission(context.observed.job)
-    return _decide(context, State.SPEC_INVALID, why, *answer)
-
-
-def _return_admission(job: TorchrunJob) -> tuple[ConditionUpdate, ...]:
-    """Return the condition that returns the admission of a job which can have no gang.
-
-    The coordinator withdraws the admission first, and releases it after the answer to that.
-    """
-    if not admission_status.charged(job):
-        return ()
-    reason = admission_status.withdrawn(job) or admission_status.UNUSABLE
-    why = Reason(reason, "The job has no pods and returns its admission.")
-    return (ConditionUpdate(REQUESTED, "True", why),)
+    return _decide(context, State.SPEC_INVALID, why)
 
 
 def dependency_failed(context: Context) -> Decision | None:
@@ -199,8 +185,43 @@ def unfenced_not_recorded(context: Context) -> Decision | None:
     return _decide_ready(context, State.RECORDING_UNFENCED, Reason("Restarting", message))
 
 
+class NewGang(Struct, frozen=True, kw_only=True):
+    """The next gang: its number, its spec with the limits of restarts, and its objects."""
+
+    attempt: int
+    spec: ResolvedSpec
+    applies: tuple[Apply, ...]
+    avoided_nodes: tuple[str, ...]
+
+
+def gang_refused(context: Context) -> Decision | None:
+    """Wait without admission while an object of the next gang is refused."""
+    refused, job = context.observed.refused, context.observed.job
+    if refused == refusals.NO_REFUSALS:
+        return None
+    refusal = refusals.find_first(refused, _build_gang(context).applies)
+    latest = gang.latest_attempt(job, context.observed.gang)
+    refusal = refusal or refusals.find_refused_gang(refused, job, latest)
+    return None if refusal is None else _decide_ready(context, *refusal)
+
+
 def create_gang(context: Context) -> Decision:
     """Create the gang and its Service, PVCs and policies."""
+    observed, next_attempt, new_gang = context.observed, context.next_attempt, _build_gang(context)
+    child = names.child_job(observed.job.metadata.name, new_gang.attempt)
+    why = _why_created(next_attempt, new_gang.spec, child, new_gang.avoided_nodes)
+    decision = _decide_ready(context, State.READY, why)
+    deletes = (*next_attempt.survivors, *cleanup.delete_oldest_jobs(observed.gang))
+    return replace(
+        decision,
+        attempt=new_gang.attempt,
+        history=replace(decision.history, restarts_in_place=0),
+        writes=Writes(applies=new_gang.applies, deletes=deletes),
+        warning=_rendezvous_fallback(new_gang.spec),
+    )
+
+
+def _build_gang(context: Context) -> NewGang:
     observed, next_attempt = context.observed, context.next_attempt
     assert observed.queue is not None
     spec = context.preparation.spec
@@ -237,22 +258,7 @@ def create_gang(context: Context) -> Decision:
         *((network.isolation(observed.job),) if observed.queue.spec.networking.isolate else ()),
         *_with_service(observed, spec, objects, jobs),
     )
-    latest = gang.latest_attempt(observed.job, observed.gang)
-    refusal = refusals.find_first(observed.refused, applies)
-    refusal = refusal or refusals.find_refused_gang(observed.refused, observed.job, latest)
-    if refusal is not None:
-        return _decide_ready(context, *refusal)
-    child = names.child_job(observed.job.metadata.name, attempt)
-    why = _why_created(next_attempt, spec, child, avoided_nodes)
-    decision = _decide_ready(context, State.READY, why)
-    deletes = (*next_attempt.survivors, *cleanup.delete_oldest_jobs(observed.gang))
-    return replace(
-        decision,
-        attempt=attempt,
-        history=replace(decision.history, restarts_in_place=0),
-        writes=Writes(applies=applies, deletes=deletes),
-        warning=_rendezvous_fallback(spec),
-    )
+    return NewGang(attempt=attempt, spec=spec, applies=applies, avoided_nodes=avoided_nodes)
 
 
 def _may_be_resumed(context: Context) -> bool:

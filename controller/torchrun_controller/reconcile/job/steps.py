@@ -23,6 +23,7 @@ from torchrun_controller.reconcile.job.next_attempt import (
     create_gang,
     dependencies_not_met,
     dependency_failed,
+    gang_refused,
     job_invalid,
     nodes_not_read,
     not_admitted,
@@ -40,6 +41,10 @@ from torchrun_controller.reconcile.job.running import (
     gang_failed,
     gang_succeeded,
     service_refused,
+)
+from torchrun_controller.reconcile.job.unused_admission import (
+    start_timed_out,
+    with_returned_admission,
 )
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
@@ -80,6 +85,7 @@ STEPS: tuple[Step, ...] = (
     # What the user or the queue asks for. While pods end, a pause leaves the phase as it is.
     Step(suspended, ("Suspended",)),
     Step(preempted, ("Preempted",)),
+    Step(start_timed_out, ("Queued",)),
     # A gang that exists, or existed: it failed, or is kept going.
     Step(gang_failed, ("Failed",)),
     Step(backing_off, ("Queued",)),
@@ -94,10 +100,11 @@ STEPS: tuple[Step, ...] = (
     Step(workspace_not_ready, ("Syncing", "Failed", "Pending")),
     Step(dependencies_not_met, ("Queued",)),
     Step(checkpoints_terminating, ("Queued",)),
+    Step(gang_refused, ("Pending",)),
     Step(not_admitted, ("Queued", "Preempted")),
     Step(nodes_not_read, ("Queued",)),
     Step(unfenced_not_recorded, ("Queued",)),
-    Step(create_gang, ("Queued", "Pending")),
+    Step(create_gang, ("Queued",)),
 )
 
 
@@ -130,6 +137,7 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
     `last_status` is the status as the API has it, with times that may be ahead of `context.now`.
     """
     observed, now, reliability = context.observed, context.now, context.reliability
+    decision = with_returned_admission(context, decision)
     writes = decision.writes
     composed = status.compose(
         observed,

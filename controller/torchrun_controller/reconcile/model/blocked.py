@@ -7,6 +7,7 @@ nodes, or have an alert of their own, as WaitingForFence.
 _SPEC_AND_QUEUE = (
     *("QueueNotFound", "QueueTerminating", "InvalidSpec", "NameConflict", "Rejected"),
     *("GangSchedulerMissing", "DependencyNotFound", "OrphanedWorkers"),
+    "StartTimeout",
 )
 _PODS = (
     *("PodSecurity", "PodsRefused", "SchedulerError", "ImagePullFailed", "VolumeNotMounted"),

@@ -1,7 +1,8 @@
 """The states of a job, the phase and condition of each, and the phases that may follow.
 
-A phase sums up the conditions, never the other way round. docs/phases.md is generated
-from these tables; the steps of `job/steps.py` say which of them leads where.
+For each state the table also says whether the job keeps its admission and its pods, and whether the
+deadline counts the time. A phase sums up the conditions, never the other way round. docs/phases.md
+is generated from these tables; the steps of `job/steps.py` say which of them leads where.
 """
 
 from enum import Enum
@@ -22,6 +23,8 @@ class State(Enum):
     PREEMPTING = "the gang is preempted and its pods are terminating"
     PREEMPTED = "the gang is preempted and nothing runs"
     GANG_FAILED = "a pod has failed and no further attempt is allowed"
+    START_TIMED_OUT = "the gang could not start in time and its pods are terminating"
+    START_POSTPONED = "the gang could not start in time and the next one waits"
     BACKING_OFF = "a pod has failed and the next attempt waits for its back-off"
     GANG_RUNNING = "all pods run or have succeeded"
     GANG_STARTING = "the Indexed Job exists, but not all pods run yet"
@@ -44,48 +47,92 @@ class State(Enum):
     READY = "everything is ready and the gang is being created"
 
 
+class Hold(Enum):
+    """How long an admitted job keeps its admission; the value is the text in the docs."""
+
+    KEPT = "kept"
+    # A gang returns it only if it waits for somebody's action (model/blocked.py).
+    FOR_A_WHILE = "kept for 30 min"
+    RETURNED = "returned at once"
+    RELEASED = "released by the queue, once no pod runs"  # by the phase: the job wants no gang
+
+
+class Pods(Enum):
+    """What a state means for the pods of the gang; the value is the text in the docs."""
+
+    KEPT = "kept"
+    ENDED = "ended"
+    NONE = "none"
+
+
 class Row(Struct, frozen=True):
-    """The phase of a state (None: unchanged), and the condition with its reason and message."""
+    """The phase of a state (None: unchanged), and the condition with its reason and message.
+
+    `admission` and `pods` are what the job keeps. `runs`: the deadline counts the time. None of
+    them has a default, so that a new state needs an answer.
+    """
 
     phase: Phase | None
     condition: str
     status: ConditionStatus
+    admission: Hold
+    pods: Pods
+    runs: bool
 
 
 ROWS: dict[State, Row] = {
-    State.GANG_SUCCEEDED: Row("Succeeded", "Complete", "True"),
-    State.DEADLINE_EXCEEDED: Row("TimedOut", "Failed", "True"),
-    State.SUSPENDING: Row(None, "Suspended", "False"),
-    State.SUSPENDED: Row("Suspended", "Suspended", "True"),
-    State.PREEMPTING: Row("Preempted", "Running", "False"),
-    State.PREEMPTED: Row("Preempted", "Running", "False"),
-    State.GANG_FAILED: Row("Failed", "Failed", "True"),
-    State.BACKING_OFF: Row("Queued", "Running", "False"),
-    State.GANG_RUNNING: Row("Running", "Running", "True"),
-    State.GANG_STARTING: Row("Queued", "Running", "False"),
-    State.GANG_SUSPENDED: Row("Preempted", "Running", "False"),
-    State.QUEUE_MISSING: Row("Pending", "QueueReady", "False"),
-    State.SPEC_INVALID: Row("Pending", "Running", "False"),
-    State.DEPENDENCY_FAILED: Row("Failed", "Failed", "True"),
-    State.DEPENDENCY_WAITING: Row("Queued", "DependenciesMet", "False"),
-    State.CLAIM_ENDING: Row("Queued", "Running", "False"),
-    State.SCHEDULER_MISSING: Row("Pending", "Running", "False"),
-    State.NAME_TAKEN: Row("Pending", "Running", "False"),
-    State.REJECTED: Row("Pending", "Running", "False"),
-    State.SYNC_TIMED_OUT: Row("Failed", "Failed", "True"),
-    State.WORKSPACE_REFUSED: Row("Syncing", "WorkspaceReady", "False"),
-    State.WORKSPACE_SYNCING: Row("Syncing", "WorkspaceReady", "False"),
-    State.PREEMPTED_WAITING: Row("Preempted", "Running", "False"),
-    State.ADMISSION_WAITING: Row("Queued", "Running", "False"),
-    State.RECORDING_UNFENCED: Row("Queued", "Running", "False"),
-    State.NODES_AWAITED: Row("Queued", "Running", "False"),
-    State.READY: Row("Queued", "Running", "False"),
+    State.GANG_SUCCEEDED: Row(
+        "Succeeded", "Complete", "True", Hold.RELEASED, Pods.ENDED, runs=False
+    ),
+    State.DEADLINE_EXCEEDED: Row(
+        "TimedOut", "Failed", "True", Hold.RELEASED, Pods.ENDED, runs=False
+    ),
+    State.SUSPENDING: Row(None, "Suspended", "False", Hold.RELEASED, Pods.ENDED, runs=False),
+    State.SUSPENDED: Row("Suspended", "Suspended", "True", Hold.RELEASED, Pods.NONE, runs=False),
+    State.PREEMPTING: Row("Preempted", "Running", "False", Hold.RELEASED, Pods.ENDED, runs=False),
+    State.PREEMPTED: Row("Preempted", "Running", "False", Hold.RELEASED, Pods.NONE, runs=False),
+    State.GANG_FAILED: Row("Failed", "Failed", "True", Hold.RELEASED, Pods.ENDED, runs=False),
+    State.START_TIMED_OUT: Row("Queued", "Running", "False", Hold.KEPT, Pods.ENDED, runs=False),
+    State.START_POSTPONED: Row("Queued", "Running", "False", Hold.RETURNED, Pods.NONE, runs=False),
+    State.BACKING_OFF: Row("Queued", "Running", "False", Hold.KEPT, Pods.ENDED, runs=False),
+    State.GANG_RUNNING: Row("Running", "Running", "True", Hold.KEPT, Pods.KEPT, runs=True),
+    State.GANG_STARTING: Row("Queued", "Running", "False", Hold.FOR_A_WHILE, Pods.KEPT, runs=False),
+    State.GANG_SUSPENDED: Row("Preempted", "Running", "False", Hold.KEPT, Pods.ENDED, runs=False),
+    State.QUEUE_MISSING: Row(
+        "Pending", "QueueReady", "False", Hold.RETURNED, Pods.NONE, runs=False
+    ),
+    State.SPEC_INVALID: Row("Pending", "Running", "False", Hold.RETURNED, Pods.NONE, runs=False),
+    State.DEPENDENCY_FAILED: Row("Failed", "Failed", "True", Hold.RELEASED, Pods.NONE, runs=False),
+    State.DEPENDENCY_WAITING: Row(
+        "Queued", "DependenciesMet", "False", Hold.RETURNED, Pods.NONE, runs=False
+    ),
+    State.CLAIM_ENDING: Row("Queued", "Running", "False", Hold.FOR_A_WHILE, Pods.NONE, runs=False),
+    State.SCHEDULER_MISSING: Row(
+        "Pending", "Running", "False", Hold.RETURNED, Pods.NONE, runs=False
+    ),
+    State.NAME_TAKEN: Row("Pending", "Running", "False", Hold.RETURNED, Pods.KEPT, runs=False),
+    State.REJECTED: Row("Pending", "Running", "False", Hold.RETURNED, Pods.KEPT, runs=False),
+    State.SYNC_TIMED_OUT: Row("Failed", "Failed", "True", Hold.RELEASED, Pods.NONE, runs=False),
+    State.WORKSPACE_REFUSED: Row(
+        "Syncing", "WorkspaceReady", "False", Hold.RETURNED, Pods.NONE, runs=False
+    ),
+    State.WORKSPACE_SYNCING: Row(
+        "Syncing", "WorkspaceReady", "False", Hold.FOR_A_WHILE, Pods.NONE, runs=False
+    ),
+    State.PREEMPTED_WAITING: Row("Preempted", "Running", "False", Hold.KEPT, Pods.NONE, runs=False),
+    State.ADMISSION_WAITING: Row("Queued", "Running", "False", Hold.KEPT, Pods.NONE, runs=False),
+    State.RECORDING_UNFENCED: Row("Queued", "Running", "False", Hold.KEPT, Pods.NONE, runs=False),
+    State.NODES_AWAITED: Row("Queued", "Running", "False", Hold.FOR_A_WHILE, Pods.NONE, runs=False),
+    State.READY: Row("Queued", "Running", "False", Hold.KEPT, Pods.NONE, runs=False),
 }
 
 # The phases of a job with a gang.
 GANG_PHASES = frozenset(
     ROWS[state].phase for state in (State.GANG_STARTING, State.GANG_RUNNING, State.GANG_SUSPENDED)
 )
+
+# The phases whose time is running time.
+RUNNING_PHASES = frozenset(row.phase for row in ROWS.values() if row.runs)
 
 # The phases that may follow a phase in the status. A gang is created in Queued, so no other phase
 # without a gang leads to Running. A job with a gang continues as from Queued, too: if the

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, TorchrunJobStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
+from torchrun_controller.reconcile.model.phases import RUNNING_PHASES
 
 
 def running_since(status: TorchrunJobStatus) -> datetime | None:
     """Return since when the gang runs; None if it does not run."""
-    if status.phase != "Running":
+    if status.phase not in RUNNING_PHASES:
         return None
     condition = find_condition(status.conditions, "Running")
     return condition.last_transition_time if condition is not None else None

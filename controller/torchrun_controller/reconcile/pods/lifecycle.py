@@ -17,17 +17,27 @@ _VERDICTS = frozenset({"FailureTarget", "SuccessCriteriaMet", *_FINISHED})
 def count_workers(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
     """Count the workers by state. A worker without a pod counts as pending."""
     phases = [pod.status.phase for pod in pods]
-    running, failed, succeeded = (
-        phases.count("Running"),
-        phases.count("Failed"),
-        phases.count("Succeeded"),
-    )
+    failed, succeeded = phases.count("Failed"), phases.count("Succeeded")
+    running = sum(_is_running(pod) for pod in pods)
     return WorkersStatus(
         pending=max(0, nodes - running - failed - succeeded),
         ready=sum(_is_ready(pod) for pod in pods),
         running=running,
         failed=failed,
         succeeded=succeeded,
+    )
+
+
+def _is_running(pod: Pod) -> bool:
+    """Whether the container with the ranks runs.
+
+    The phase is Pending as long as any other container cannot start (kubelet, getPhase).
+    """
+    if pod.status.phase != "Pending":
+        return pod.status.phase == "Running"
+    return any(
+        status.name == names.TRAINER_CONTAINER and status.state.running is not None
+        for status in pod.status.container_statuses
     )
 
 

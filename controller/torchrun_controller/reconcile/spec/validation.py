@@ -30,6 +30,8 @@ RESERVED = frozenset(
 )
 # The largest gang, as of numNodes: the status has lists of this length.
 MOST_NODES = 10_000
+# The limit of a queue that sets none.
+DEFAULT_MAX_GRACE_SECONDS = 3600
 
 
 def is_new(job: TorchrunJob) -> bool:
@@ -52,6 +54,7 @@ def validate(job: TorchrunJob, queue: TorchrunQueue) -> None:
         or _check_image(spec, queue)
         or _check_workspace(spec, queue)
         or _over_limit(size_of(spec, queue.spec.node_resources).nodes, policy.max_nodes, queue)
+        or _over_grace(policy.grace_seconds, queue)
         or _over_priority(spec, queue)
         or _contradiction(spec, queue, never_restarts=policy.never_restart)
         or _check_rules(policy.rules)
@@ -259,6 +262,20 @@ def _over_limit(nodes: int, most: int | None, queue: TorchrunQueue) -> str | Non
     return (
         f"The job requests {nodes} nodes, but limits.maxNodesPerJob of TorchrunQueue"
         f" {queue.metadata.name} is {most}. Request fewer nodes or choose another queue."
+    )
+
+
+def _over_grace(grace_seconds: int, queue: TorchrunQueue) -> str | None:
+    """Return a message if stopped pods would keep their machines longer than the queue allows."""
+    limit = queue.spec.limits.max_termination_grace_period_seconds
+    most = DEFAULT_MAX_GRACE_SECONDS if limit is None else limit
+    if grace_seconds <= most:
+        return None
+    return (
+        f"The grace period of the pods is {grace_seconds} s, but"
+        f" limits.maxTerminationGracePeriodSeconds of TorchrunQueue {queue.metadata.name} is"
+        f" {most}. Lower reliability.terminationGracePeriodSeconds, also in podTemplate, or choose"
+        " another queue."
     )
 
 

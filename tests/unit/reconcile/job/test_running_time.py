@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from torchrun_api.core import ContainerState, ContainerStatus, StateRunning, StateWaiting
 from torchrun_api.kinds import JOBS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
@@ -52,6 +53,37 @@ def no_controller(world: World) -> None:
     """No controller runs for two hours."""
     world.pass_time(hours=2)
     world.step()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_container_that_never_starts_does_not_stop_the_clock(broken: bool) -> None:
+    """The phase of such a pod is Pending, while its ranks run."""
+    sidecar = {"containers": [{"name": "side", "image": "missing"}]} if broken else {}
+    world = World(
+        make_job(numNodes=2, podTemplate={"spec": sidecar}),
+        make_queue(limits={"maxRunSeconds": 3600}),
+    )
+    world.settle()
+    runs = ContainerState(running=StateRunning(started_at=world.now))
+    waits = ContainerState(waiting=StateWaiting(reason="ImagePullBackOff", message="no image"))
+    for pod in world.workers():
+        world.placed(pod.metadata.name)
+        world.pod(
+            pod.metadata.name,
+            phase="Pending" if broken else "Running",
+            container_statuses=(
+                ContainerStatus(name="trainer", state=runs),
+                *((ContainerStatus(name="side", state=waits),) if broken else ()),
+            ),
+        )
+    world.settle()
+    world.pass_time(seconds=3599)
+    world.settle()
+    assert world.phase == "Running"
+    assert ("no image" in world.job.status.message) == broken
+    world.pass_time(seconds=1)
+    world.settle()
+    assert (world.phase, world.job.status.running_seconds) == ("TimedOut", 3600)
 
 
 def test_a_failure_ends_the_running_time():

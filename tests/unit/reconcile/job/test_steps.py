@@ -133,6 +133,16 @@ def without_its_service() -> World:
     return world
 
 
+def with_a_gang_that_cannot_start() -> World:
+    world = submitted(QUOTA)
+    world.admit(1)
+    world.settle()
+    for pod in world.workers():
+        world.container_waits(pod.metadata.name, "ErrImagePull", "not found")
+    world.pass_time(hours=1)
+    return world
+
+
 def with_terminating_checkpoints() -> World:
     world = running({"storage": {"checkpoints": {"size": "1Gi"}}}, reliability={"maxRestarts": 5})
     key = (CLAIMS.plural, "train-checkpoints")
@@ -164,6 +174,7 @@ HISTORIES: dict[Pair, Callable[[], World]] = {
     ("gang_deleted", "Failed"): with_a_deleted_gang,
     ("suspended", "Suspended"): lambda: submitted(suspend=True),
     ("preempted", "Preempted"): admitted_and_preempted,
+    ("start_timed_out", "Queued"): with_a_gang_that_cannot_start,
     ("gang_failed", "Failed"): lambda: failed(max_restarts=0),
     ("backing_off", "Queued"): failed_twice,
     ("service_refused", "Pending"): without_its_service,
@@ -183,12 +194,12 @@ HISTORIES: dict[Pair, Callable[[], World]] = {
     ),
     ("dependencies_not_met", "Queued"): lambda: after(job("prep", phase="Running")),
     ("checkpoints_terminating", "Queued"): with_terminating_checkpoints,
+    ("gang_refused", "Pending"): lambda: blocked_by(SERVICES.resource, "train"),
     ("not_admitted", "Queued"): lambda: submitted(QUOTA),
     ("not_admitted", "Preempted"): preempted_and_released,
     ("nodes_not_read", "Queued"): with_unread_nodes,
     ("unfenced_not_recorded", "Queued"): with_lost_nodes,
     ("create_gang", "Queued"): submitted,
-    ("create_gang", "Pending"): lambda: blocked_by(SERVICES.resource, "train"),
 }
 
 

@@ -6,12 +6,24 @@ import pytest
 from torchrun_api.status import PHASES, TERMINAL, UNFINISHED, WAITING
 from torchrun_controller.reconcile.job.running import gang_exists
 from torchrun_controller.reconcile.job.steps import STEPS
-from torchrun_controller.reconcile.model.phases import GANG_PHASES, ROWS, TRANSITIONS, State
+from torchrun_controller.reconcile.model.phases import (
+    GANG_PHASES,
+    ROWS,
+    TRANSITIONS,
+    Hold,
+    Pods,
+    State,
+)
 
 
 def test_each_state_has_a_row_and_each_phase_a_state():
     assert set(ROWS) == set(State)
     assert {row.phase for row in ROWS.values()} - {None} == set(PHASES)
+
+
+def test_time_counts_only_while_pods_and_admission_are_kept():
+    running = [row for row in ROWS.values() if row.runs]
+    assert {(row.admission, row.pods) for row in running} == {(Hold.KEPT, Pods.KEPT)}
 
 
 def test_every_phase_is_reachable_by_steps_and_transitions():

@@ -41,6 +41,13 @@ TRAINER = {"spec": {"containers": [{"name": "trainer", "image": "template"}]}}
             {},
             "podTemplate: the resources of the pods are invalid: '-100' is not a quantity",
         ),
+        ({"reliability": {"terminationGracePeriodSeconds": 3601}}, {}, "Seconds of .* is 3600"),
+        ({"podTemplate": {"spec": {"terminationGracePeriodSeconds": 31536000}}}, {}, "is 3600"),
+        (
+            {"reliability": {"terminationGracePeriodSeconds": 61}},
+            {"limits": {"maxTerminationGracePeriodSeconds": 60}},
+            "is 61 s, but limits.maxTerminationGracePeriodSeconds of TorchrunQueue gpu is 60",
+        ),
         (
             {"reliability": {"rules": [{"exitCodes": [1, 2]}, {"exitCodes": [2]}]}},
             {},
@@ -64,6 +71,10 @@ def test_what_no_new_job_may_have(spec: dict[str, Any], queue: dict[str, Any], m
         ({}, {"image": None, "podTemplate": TRAINER}),
         ({"numNodes": None, "numGPUs": 80_000}, GPU_NODE),
         ({"volumes": {"workspace": {"source": "none"}}}, {"storage": {"workspace": {}}}),
+        (
+            {"reliability": {"terminationGracePeriodSeconds": 7200}},
+            {"limits": {"maxTerminationGracePeriodSeconds": 7200}},
+        ),
         (
             {"volumes": {"workspace": {"source": "existing", "claimName": "code"}}},
             {"storage": {"workspace": {"enabled": False}}},
