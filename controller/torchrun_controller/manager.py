@@ -347,4 +347,5 @@ def _defaults(settings: Settings) -> Defaults:
         runtime_image=settings.runtime_image,
         runtime_image_pull_policy=settings.runtime_image_pull_policy,
         progress_url=settings.progress_url,
+        docs_url=settings.docs_url,
     )

@@ -60,6 +60,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     node_overhead: dict[str, int]
     progress_url: str  # "": workers do not report
     progress_port: int
+    docs_url: str  # "": messages have no links
     metrics_jobs: int
     log_level: LogLevel
     log_format: LogFormat
@@ -251,6 +252,15 @@ OPTIONS: Final = (
         "an integer from 0 to 65535",
         "8081",
         "Port for reports of progress, on --listen-address. 0: any free port.",
+    ),
+    Option(
+        _PROCESS,
+        "docs_url",
+        base_url,
+        "a URL such as https://docs.example.com/torchrun",
+        "",
+        "Site of this documentation (`make docs`). The message and the event of a job that waits "
+        "for somebody to act then end with a link to its reason. Empty: no link.",
     ),
     Option(
         _PROCESS,

@@ -46,6 +46,7 @@ from torchrun_controller.reconcile.job.unused_admission import (
     start_timed_out,
     with_returned_admission,
 )
+from torchrun_controller.reconcile.model.blocked import linked
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
     Observed,
@@ -138,6 +139,7 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
     """
     observed, now, reliability = context.observed, context.now, context.reliability
     decision = with_returned_admission(context, decision)
+    decision = replace(decision, why=linked(decision.why, context.defaults.docs_url))
     writes = decision.writes
     composed = status.compose(
         observed,

@@ -194,3 +194,4 @@ class Defaults(Struct, frozen=True, kw_only=True):
     runtime_image: str
     runtime_image_pull_policy: str = "IfNotPresent"
     progress_url: str = ""  # where workers report their progress; empty: they do not
+    docs_url: str = ""  # the site of the documentation; empty: messages have no links
