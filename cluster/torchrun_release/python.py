@@ -14,7 +14,7 @@ from .archives import File
 from .kubernetes import run
 
 PACKAGES = ("plugin", "sdk")
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """Compiled modules of the plugin's archives are for these."""
 LOCK = Path("requirements", "plugin.txt")
 MANIFEST = "krew.yaml"
@@ -42,8 +42,8 @@ LAUNCHER = """\
 import os
 import sys
 
-if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-    sys.exit("Error: kubectl torchrun needs a python3 between 3.11 and 3.13 on PATH, not "
+if not (3, 11) <= sys.version_info[:2] <= (3, 14):
+    sys.exit("Error: kubectl torchrun needs a python3 between 3.11 and 3.14 on PATH, not "
              + sys.version.split()[0] + "\\nWith pipx: pipx install {wheel}")
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "lib"))
 from kubectl_torchrun.__main__ import main
@@ -65,7 +65,7 @@ spec:
     Uploads the current directory to a cluster, runs a command in it with torchrun on one or many
     nodes, and shows phases, reasons and the logs of all ranks in the terminal.
   caveats: |
-    Needs Python 3.11 to 3.13 as python3 on PATH, and the Torchrun Controller in the cluster:
+    Needs Python 3.11 to 3.14 as python3 on PATH, and the Torchrun Controller in the cluster:
       kubectl torchrun doctor
   platforms:
 """

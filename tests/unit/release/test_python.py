@@ -69,6 +69,6 @@ def test_the_program_refuses_a_python_without_compiled_modules(tmp_path: Path) -
         [sys.executable, tmp_path / "old.py"], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    assert "between 3.11 and 3.13" in ended.stderr
+    assert "between 3.11 and 3.14" in ended.stderr
     wheel = f"{URL}/kubectl_torchrun-0.2.0-py3-none-any.whl"
     assert f"pipx install {wheel}\n" in ended.stderr
