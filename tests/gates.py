@@ -1,6 +1,5 @@
 """Which pods of a gang may run ranks, by the annotations of the controller."""
 
-import json
 from collections.abc import Iterable
 
 from bodies import Body
@@ -47,13 +46,12 @@ def may_train(pod: Body, pods: Iterable[Body]) -> bool:
 
 def _is_head_of(leader: Body, pod: Body) -> bool:
     """Whether the leader, which has a Job of its own, belongs to the same TorchrunJob."""
-    return names.ROLE_LABEL in pod["metadata"]["labels"] and _charged(leader) == _charged(pod)
+    return names.ROLE_LABEL in pod["metadata"]["labels"] and _run_of(leader) == _run_of(pod)
 
 
-def _charged(pod: Body) -> str:
-    """The UID of the TorchrunJob that is charged for the pod; "" without a record."""
-    charge: str = pod["metadata"].get("annotations", {}).get(names.CHARGE, "")
-    return str(json.loads(charge)["job"]) if charge else ""
+def _run_of(pod: Body) -> str:
+    """The UID of the TorchrunJob of the pod."""
+    return str(pod["metadata"]["labels"].get(names.JOB_UID_LABEL, ""))
 
 
 def _job_of(pod: Body) -> str:

@@ -216,7 +216,7 @@ class WorldObjects:
             annotations = msgspec.convert(apply.body, TYPES[apply.kind.plural]).metadata.annotations
             # The pod template has these, so the Job controller keeps them.
             before = stored.metadata.annotations
-            annotations = replace(annotations, charge=before.charge, gate=before.gate)
+            annotations = replace(annotations, gate=before.gate)
             self.objects[key] = replace(
                 stored, metadata=replace(stored.metadata, annotations=annotations)
             )
@@ -276,6 +276,7 @@ class WorldObjects:
                     }
                 ],
             },
+            "spec": self.templates[child.metadata.uid].get("spec", {}),
             "status": {"phase": "Pending"},
         }
         self.objects[PODS.plural, name] = msgspec.convert(pod, Pod)

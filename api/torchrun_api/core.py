@@ -54,8 +54,31 @@ class ContainerStatus(Wire, frozen=True, kw_only=True):
     last_state: ContainerState = ContainerState()
 
 
-class PodSpec(Wire, frozen=True, kw_only=True):
-    """Where the pod runs."""
+class Resources(Wire, frozen=True, kw_only=True):
+    """Quantities by the name of the resource."""
+
+    requests: dict[str, int | str] = field(default_factory=dict)
+    limits: dict[str, int | str] = field(default_factory=dict)
+
+
+class Container(Wire, frozen=True, kw_only=True):
+    """What a container requests; `restart_policy` Always makes an init container a sidecar."""
+
+    resources: Resources = Resources()
+    restart_policy: str = ""
+
+
+class PodRequests(Wire, frozen=True, kw_only=True):
+    """The part of a v1 PodSpec that says what the pod requests; `resources` are of all of it."""
+
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    overhead: dict[str, int | str] = field(default_factory=dict)
+    resources: Resources = Resources()
+
+
+class PodSpec(PodRequests, frozen=True, kw_only=True):
+    """Where the pod runs, and what it requests there."""
 
     node_name: str = ""
 
@@ -92,8 +115,8 @@ class JobVolume(Wire, frozen=True, kw_only=True):
     persistent_volume_claim: ClaimSource | None = None
 
 
-class JobTemplateSpec(Wire, frozen=True, kw_only=True):
-    """What the pods of a Job mount."""
+class JobTemplateSpec(PodRequests, frozen=True, kw_only=True):
+    """What the pods of a Job mount and request."""
 
     volumes: tuple[JobVolume, ...] = ()
 

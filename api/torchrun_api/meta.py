@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from torchrun_api.names import WORKER, number_in
+from torchrun_api.names import MOST_GANGS, MOST_NODES, WORKER, number_in
 
 
 class Wire(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False):
@@ -68,12 +68,20 @@ class ChildLabels(Wire, frozen=True, kw_only=True):
     retained_from: str = field(default="", name="torchrun.ai/retained-from")
     completion_index: str = field(default="", name="batch.kubernetes.io/job-completion-index")
     role: str = field(default="", name="torchrun.ai/role")
+    job_uid: str = field(default="", name="torchrun.ai/job-uid")
+    queue: str = field(default="", name="torchrun.ai/queue")
 
     @property
     def rank(self) -> int:
         """Rank of a worker in its gang: its index, plus one if the head has a separate Job."""
-        index = number_in(self.completion_index)
-        return index + 1 if self.role == WORKER else index
+        is_beside_head = self.role == WORKER
+        index = number_in(self.completion_index, most=MOST_NODES - 1 - is_beside_head)
+        return index + is_beside_head
+
+    @property
+    def attempt_number(self) -> int:
+        """Number of the attempt."""
+        return number_in(self.attempt, most=MOST_GANGS)
 
 
 class ChildAnnotations(Wire, frozen=True, kw_only=True):
@@ -106,7 +114,6 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     restarts_in_place: str = field(default="", name="torchrun.ai/restarts-in-place")
     notification_time: str = field(default="", name="torchrun.ai/notification-time")
     gang: str = field(default="", name="torchrun.ai/gang")
-    charge: str = field(default="", name="torchrun.ai/charge")
 
 
 class ChildMeta(Wire, frozen=True, kw_only=True):

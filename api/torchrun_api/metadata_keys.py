@@ -66,6 +66,21 @@ METADATA_KEYS = (
         "Name of the TorchrunJob.",
     ),
     _label(
+        names.JOB_UID_LABEL,
+        "all objects of a job",
+        _BY_CONTROLLER,
+        (CONTROLLER, PLUGIN),
+        "UID of the TorchrunJob. Pods of a deleted job count for the quota of its queue until they "
+        "end.",
+    ),
+    _label(
+        names.QUEUE_LABEL,
+        "all objects of a job",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "Name of the TorchrunQueue, if it has at most 63 characters.",
+    ),
+    _label(
         names.ATTEMPT_LABEL,
         "child Job, worker, PodGroup",
         _BY_CONTROLLER,
@@ -248,7 +263,7 @@ METADATA_KEYS = (
     ),
     _annotation(
         names.GENERATION,
-        "setup pod",
+        "child Job, setup pod",
         _BY_CONTROLLER,
         (CONTROLLER,),
         "`metadata.generation` of the job when the pod was created.",
@@ -301,14 +316,6 @@ METADATA_KEYS = (
         _BY_CONTROLLER,
         (CONTROLLER,),
         "Number of nodes of the gang, including the head.",
-    ),
-    _annotation(
-        names.CHARGE,
-        "child Job, worker",
-        _BY_CONTROLLER,
-        (CONTROLLER, PLUGIN),
-        "Job, queue and resources of the gang. They are charged to the quota of the queue while "
-        "the pods run, if the queue takes part in admission, also after a deletion of the job.",
     ),
     _annotation(
         names.GANG_SCHEDULER,

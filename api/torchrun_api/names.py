@@ -6,6 +6,8 @@ GROUP = "torchrun.ai"
 
 # Labels of every object that the controller creates.
 JOB_LABEL = "torchrun-job-name"
+JOB_UID_LABEL = f"{GROUP}/job-uid"
+QUEUE_LABEL = f"{GROUP}/queue"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
 RETAINED_LABEL = f"{GROUP}/retained-from"
 # Label of the child Jobs and workers of a gang whose head has a separate Job: HEAD or WORKER.
@@ -58,9 +60,6 @@ LOCAL_CHECKPOINTS = f"{GROUP}/local-checkpoints"  # bytes
 WANTED_NODES = f"{GROUP}/wanted-nodes"
 # Annotation of the child Job of a head: the number of nodes of its gang, including the head.
 NODES = f"{GROUP}/nodes"
-# Annotation of a child Job and its workers: the job, the queue whose quota is charged for the gang,
-# and the charge. The workers may run for a while after the job is deleted.
-CHARGE = f"{GROUP}/charge"
 # Annotation of a child Job: the scheduler of its gang, a value of spec.scheduling.gang.
 GANG_SCHEDULER = f"{GROUP}/gang"
 # Annotation of a worker: the permission to start ranks, set once no older gang can run: the number
@@ -101,8 +100,9 @@ CLAIM_UID = f"{GROUP}/claim-uid"
 # Audience of the tokens that workers send to it.
 WORKSPACE_AUDIENCE = f"{GROUP}/workspace"
 
-# Annotations of a setup pod: a digest of its environment's content, and the generation of the spec.
+# Annotation of a setup pod: a digest of the content of its environment.
 SETUP_KEY = f"{GROUP}/setup-key"
+# Annotation of a child Job and a setup pod: the generation of the spec that it was created from.
 GENERATION = f"{GROUP}/generation"
 
 # Condition of a job whose workers do not run the requested code; "False" if the update failed.
@@ -142,9 +142,20 @@ _AFTER_JOB = re.compile(_GANG)
 _AFTER_JOB_OF_POD = re.compile(rf"{_GANG}-\d+-{_SUFFIX}")
 
 
-def number_in(text: str, otherwise: int = 0) -> int:
-    """The number in a label or an annotation; `otherwise` if the text is not a number."""
-    return int(text) if text.isdecimal() and len(text) <= _DIGITS else otherwise
+# The largest gang, and the largest accepted number of gangs of a job.
+MOST_NODES = 10_000
+MOST_GANGS = 1_000_000
+
+
+def number_in(text: str, otherwise: int = 0, *, most: int = 10**_DIGITS) -> int:
+    """The number in a label or an annotation; `otherwise` if the text is none of at most `most`.
+
+    Users can edit both, so a number that sizes a list or a loop needs a `most`.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        return otherwise
+    number = int(text)
+    return number if number <= most else otherwise
 
 
 def number_of(name: str) -> int:

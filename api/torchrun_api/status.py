@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from torchrun_api.admission import Admission, MetDependency
 from torchrun_api.meta import Condition, Time, Wire
+from torchrun_api.names import MOST_GANGS
 from torchrun_api.reliability import QueuePolicy
 from torchrun_api.schema import BY_NAME, BY_TYPE
 
@@ -27,9 +28,7 @@ UNFINISHED: tuple[Phase, ...] = tuple(phase for phase in PHASES if phase not in 
 # A job in one of these phases waits, but not for its user.
 WAITING: tuple[Phase, ...] = ("Pending", "Syncing", "Queued", "Preempted")
 
-# The largest accepted number of gangs. The status names the next gang, so it has this limit too;
-# counters stop there.
-MOST_GANGS = 1_000_000
+# The status names the next gang, so it has this limit too; counters stop there.
 Gangs = Annotated[int, Meta(ge=0, le=MOST_GANGS)]
 
 

@@ -30,9 +30,9 @@ from torchrun_controller.reconcile.admission import nodes as node_rules
 from torchrun_controller.reconcile.admission.classify import classify_job
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
 from torchrun_controller.reconcile.admission.model import ClusterState, Workload
-from torchrun_controller.reconcile.admission.orphans import foreign_charge, orphaned_workloads
+from torchrun_controller.reconcile.admission.orphans import is_foreign, orphaned_workloads
 from torchrun_controller.reconcile.admission.statuses import JobAdmission, job_admission
-from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.pods.nodes import find_lost_nodes
 from torchrun_controller.reconcile.pods.ownership import uses_room
 from torchrun_controller.reconcile.spec import admission_status
@@ -153,8 +153,7 @@ class AdmissionView:
             self._entries.pop(key, None)
             return
         children = tuple(child for child in children if child.metadata.controlled_by(uid))
-        if orphans:
-            pods = tuple(pod for pod in pods if foreign_charge(uid, pod.metadata) is None)
+        pods = tuple(pod for pod in pods if not is_foreign(uid, pod.metadata))
         queue = caches.queues.get(key[0], job.spec.job_queue)
         classification = classify_job(job, queue, children, pods, self._lost_nodes)
         is_irrelevant = (
@@ -235,14 +234,11 @@ class AdmissionView:
         self._orphans.pop(key, None)
 
     def _exists(self, key: Key) -> bool:
-        """Whether the job exists, or an object that uses quota of a job of this name."""
+        """Whether the job exists, or a pod that uses quota of a job of this name."""
         caches, index = self._factory.caches, index_key(*key)
         if caches.jobs.get(*key) is not None:
             return True
-        child_jobs = caches.child_jobs.by_index(JOB_INDEX, index)
-        pods = caches.pods.by_index(JOB_INDEX, index)
-        metas = [child.metadata for child in child_jobs] + [pod.metadata for pod in pods]
-        return any(meta.annotations.charge for meta in metas)
+        return any(map(uses_room, caches.pods.by_index(JOB_INDEX, index)))
 
     def _wake(self) -> None:
         if self._admission_queues or self._jobs_with_status:
@@ -257,8 +253,7 @@ def _set_or_remove(entries: dict[Key, T], key: Key, value: T | None) -> None:
 
 
 def _by_attempt(child: Job) -> tuple[int, bool]:
-    labels = child.metadata.labels
-    return names.number_in(labels.attempt), labels.role == names.HEAD
+    return attempt_of(child), child.metadata.labels.role == names.HEAD
 
 
 def _admission_fields(job: TorchrunJob | None) -> object:

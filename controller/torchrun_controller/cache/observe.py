@@ -28,7 +28,7 @@ from torchrun_controller.reconcile.model.observed import (
     RefusedWrites,
     Rejection,
 )
-from torchrun_controller.reconcile.pods.lifecycle import alive, may_still_run
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_still_run
 from torchrun_controller.reconcile.pods.nodes import find_mass_silence, is_ready
 from torchrun_controller.reconcile.pods.ownership import is_worker_of
 
@@ -152,7 +152,7 @@ def observe(
         return meta.controlled_by(uid) or meta.labels.retained_from == name
 
     jobs, other_jobs = _partition(caches.child_jobs.by_index(JOB_INDEX, key), is_owned)
-    jobs.sort(key=lambda child: names.number_in(child.metadata.labels.attempt))
+    jobs.sort(key=attempt_of)
     worker_jobs, attempts = _partition(jobs, lambda meta: meta.labels.role == names.WORKER)
     latest = attempts[-1].metadata.uid if attempts else ""
     reports = Reports() if reports is None else reports

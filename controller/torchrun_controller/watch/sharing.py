@@ -20,6 +20,7 @@ _TYPE = ("type",)
 _NAME = ("name",)
 # Equal for all pods of a gang, as a rule.
 _PARTS = ("annotations", "owner_references")
+_SPEC_PARTS = ("containers", "init_containers", "overhead", "resources")
 
 
 def frees_interned_strings(version: tuple[int, int, int]) -> bool:
@@ -64,11 +65,17 @@ def share_parts(obj: T, similar: Object | None) -> T:
     `similar` is its last state, or the object before it in a list, which is often of the same gang.
     """
     if similar is not None and isinstance(obj.metadata, ChildMeta):
-        for part in _PARTS:
-            known = getattr(similar.metadata, part)
-            if getattr(obj.metadata, part) == known:
-                force_setattr(obj.metadata, part, known)
+        _share(obj.metadata, similar.metadata, _PARTS)
+    if isinstance(obj, Pod) and isinstance(similar, Pod):
+        _share(obj.spec, similar.spec, _SPEC_PARTS)
     return obj
+
+
+def _share(struct: Struct, similar: Struct, parts: tuple[str, ...]) -> None:
+    for part in parts:
+        known = getattr(similar, part)
+        if getattr(struct, part) == known:
+            force_setattr(struct, part, known)
 
 
 def _intern(struct: Struct, fields: tuple[str, ...]) -> None:

@@ -17,14 +17,12 @@ async def list_pods(api: Api, job: Job, selector: str = "") -> list[Pod]:
 def belongs_to(pod: Pod, uid: str) -> bool:
     """Whether a pod with the name of the job can be of the job with this UID.
 
-    Pods of a deleted job of the same name may still run. Workers have the UID in the annotation of
-    their charge, other pods in their owner reference.
+    Pods of a deleted job of the same name may still run. A label of theirs has its UID.
     """
     owner = find_controller(pod.metadata.owner_references)
     if owner is not None and owner.kind == JOBS.kind:
         return owner.uid == uid
-    charge = pod.metadata.annotations.charge
-    return not charge or uid in charge
+    return pod.metadata.labels.job_uid in ("", uid)
 
 
 async def list_workers(api: Api, job: Job) -> list[Pod]:

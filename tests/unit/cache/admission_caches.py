@@ -17,10 +17,10 @@ from torchrun_controller.cache.admission_view import (
 )
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.clock import Clock
-from torchrun_controller.reconcile.spec.requests import GangRequests, encode_charge
 from torchrun_controller.workqueue import WorkQueue
 
 GPU = "nvidia.com/gpu"
+POD_SPEC = {"containers": [{"resources": {"requests": {GPU: "8"}}}]}
 NEVER_SENT: Any = None  # without running informers
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 THEN = "2026-01-02T03:04:00Z"
@@ -91,7 +91,7 @@ def a_gang(job: str = "run") -> Job:
     meta = {"name": job, "namespace": "team", "uid": f"gang-{job}", "labels": labels}
     body = {
         "metadata": {**meta, "ownerReferences": [owner]},
-        "spec": {"completions": 2, "parallelism": 2},
+        "spec": {"completions": 2, "parallelism": 2, "template": {"spec": POD_SPEC}},
     }
     return msgspec.convert(body, Job)
 
@@ -116,7 +116,7 @@ def a_pod(
             "labels": labels,
             "ownerReferences": [owner | {"name": job, "controller": True}],
         },
-        "spec": {"nodeName": node},
+        "spec": {"nodeName": node, **POD_SPEC},
         "status": {"phase": phase},
     }
     return msgspec.convert(body, Pod)
@@ -134,12 +134,9 @@ ADMITTED_STATUS = {
     "phase": "Running",
     "reason": "WorkersRunning",
 }
-CHARGE = encode_charge(
-    "uid-run", GangRequests(nodes=2, pod={"pods": 1, GPU: 8}, gpus=8), queue="lab"
-)
 
 
-def charged(child: Any, charge: str = CHARGE, **meta: object) -> Any:
-    """The object with the charge of its gang in an annotation."""
-    annotations = replace(child.metadata.annotations, charge=charge)
-    return replace(child, metadata=replace(child.metadata, annotations=annotations, **meta))
+def charged(child: Any, job: str = "uid-run", **meta: object) -> Any:
+    """The object with the labels of its job and its queue."""
+    labels = replace(child.metadata.labels, job_uid=job, queue="lab")
+    return replace(child, metadata=replace(child.metadata, labels=labels, **meta))

@@ -363,7 +363,7 @@ async def test_a_changed_pod_shares_its_annotations_with_its_last_state() -> Non
         body = pod(name, version)
         metadata = body["metadata"]
         assert isinstance(metadata, dict)
-        metadata["annotations"] = {"torchrun.ai/charge": f"of {name}"}
+        metadata["annotations"] = {"torchrun.ai/commit": f"of {name}"}
         event = codec.frame(frame(kind, body))
         assert isinstance(event, Upserted)
         await informer.take([event])
@@ -372,4 +372,4 @@ async def test_a_changed_pod_shares_its_annotations_with_its_last_state() -> Non
     assert new is not None
     assert old is not new
     assert new.metadata.annotations is old.metadata.annotations
-    assert new.metadata.annotations.charge == "of a"
+    assert new.metadata.annotations.commit == "of a"

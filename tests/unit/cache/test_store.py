@@ -124,7 +124,10 @@ class TestReplace:
             Change(old, new),
             Change(None, added),
         ]
-        assert set(store.by_index("attempt", "0")) == {new, added}
+        assert sorted(store.by_index("attempt", "0"), key=lambda each: each.metadata.name) == [
+            new,
+            added,
+        ]
 
     def test_keeps_unreadable_objects_that_exist(self, store: Store[Pod]) -> None:
         kept = make("kept")

@@ -7,6 +7,7 @@ import pytest
 
 from frames import frame, pod
 from torchrun_api.core import Pod
+from torchrun_api.json import JsonObject
 from torchrun_controller.watch.codec import Codec
 from torchrun_controller.watch.events import Upserted
 from torchrun_controller.watch.sharing import frees_interned_strings
@@ -14,11 +15,11 @@ from torchrun_controller.watch.sharing import frees_interned_strings
 PODS = Codec(Pod)
 
 
-def decoded(job: str, charge: str = "8 GPUs") -> Pod:
+def decoded(job: str, commit: str = "c0ffee") -> Pod:
     obj = pod("a", 5, spec={"nodeName": f"node-of-{job}"})
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": f"uid-of-{job}"}
     obj["metadata"] |= {"labels": {"torchrun-job-name": job}, "ownerReferences": [owner]}
-    obj["metadata"] |= {"annotations": {"torchrun.ai/charge": charge}}
+    obj["metadata"] |= {"annotations": {"torchrun.ai/commit": commit}}
     event = PODS.frame(frame("ADDED", obj))
     assert isinstance(event, Upserted)
     return event.object
@@ -42,12 +43,24 @@ def test_pods_of_a_job_in_a_row_share_annotations_and_owners() -> None:
 
 
 def test_pods_share_only_equal_parts() -> None:
-    first, second = decoded("train"), decoded("train", charge="4 GPUs")
-    assert (first.metadata.annotations.charge, second.metadata.annotations.charge) == (
-        "8 GPUs",
-        "4 GPUs",
+    first, second = decoded("train"), decoded("train", commit="b0bbed")
+    assert (first.metadata.annotations.commit, second.metadata.annotations.commit) == (
+        "c0ffee",
+        "b0bbed",
     )
     assert second.metadata.owner_references is first.metadata.owner_references
+
+
+def test_pods_of_a_job_in_a_row_share_their_requests() -> None:
+    requests: JsonObject = {"resources": {"requests": {"nvidia.com/gpu": "8"}}}
+    spec: JsonObject = {"containers": [{"name": "trainer", **requests}]}
+    pods = []
+    for name in ("a", "b"):
+        event = PODS.frame(frame("ADDED", pod(name, 5, spec={**spec, "nodeName": name})))
+        assert isinstance(event, Upserted)
+        pods.append(event.object)
+    assert pods[0].spec.containers is pods[1].spec.containers
+    assert pods[0].spec.containers[0].resources.requests == {"nvidia.com/gpu": "8"}
 
 
 def test_deleted_pods_leave_no_strings() -> None:

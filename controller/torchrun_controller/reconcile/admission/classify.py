@@ -12,24 +12,22 @@ from msgspec import Struct
 
 from torchrun_api import names
 from torchrun_api.admission import Admission
-from torchrun_api.core import Job, Pod
-from torchrun_api.job import TorchrunJob
+from torchrun_api.core import Job, Pod, PodRequests
+from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.json import JsonObject
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.queue import NodeResources, TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
-from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
 from torchrun_controller.reconcile.pods.ownership import uses_room
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.requests import (
-    Charge,
     GangRequests,
-    admitted_requests,
     pod_shortfall,
     requests_of,
+    requests_of_pods,
 )
 from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import size_of
@@ -60,12 +58,13 @@ class RunningGang(Struct, frozen=True, kw_only=True):
 
     It is 0 once the Job creates no more pods: only those that run count then (`live_nodes`), which
     are the larger part of `nodes` during a resize. `last_job` is the latest Job, whatever its
-    state. `charge` is its annotation, without a Job that of the latest pod, with what its pods
-    request. `may_run`: a pod runs, or the present Job may create one. `pods_by_node` counts running
-    pods, `heads_by_node` the head pods among them.
+    state. `pod` and `head` are what the pods of the latest attempt request. `may_run`: a pod runs,
+    or the present Job may create one. `pods_by_node` counts running pods, `heads_by_node` the head
+    pods among them.
     """
 
-    charge: str
+    pod: PodRequests | None
+    head: PodRequests | None
     nodes: int
     live_nodes: int
     created_nodes: int
@@ -89,7 +88,8 @@ def classify_job(
     lost_nodes: frozenset[str],
 ) -> Classification:
     """Classify a job by its own child Jobs and pods; pods on `lost_nodes` count as ended."""
-    gang = running_gang(child_jobs, pods, lost_nodes)
+    most_nodes = _most_nodes(job.spec)
+    gang = running_gang(child_jobs, pods, lost_nodes, most_nodes)
     charged_nodes = admission_status.charged(job)
     # An admission outlives the absence of its queue, so that it is not granted twice.
     takes_part = admission_status.takes_part(queue.spec) if queue is not None else charged_nodes > 0
@@ -106,28 +106,31 @@ def classify_job(
 
 
 def running_gang(
-    child_jobs: tuple[Job, ...], pods: tuple[Pod, ...], lost_nodes: frozenset[str]
+    child_jobs: tuple[Job, ...],
+    pods: tuple[Pod, ...],
+    lost_nodes: frozenset[str],
+    most_nodes: int = names.MOST_NODES,
 ) -> RunningGang:
-    """Return the largest gang that runs or is about to; during a resize there are two."""
-    live_pods = [
-        pod
-        for pod in pods
-        if alive(pod) and pod.spec.node_name not in lost_nodes and uses_room(pod)
-    ]
+    """Return the largest gang that runs or is about to; during a resize there are two.
+
+    Users can edit the size of a Job: of its pods that do not exist yet, at most `most_nodes` count.
+    """
+    live_pods = [pod for pod in pods if runs(pod, lost_nodes)]
     sizes = Counter(attempt_of(pod) for pod in live_pods)
     with_node = [pod for pod in live_pods if pod.spec.node_name]
     pods_by_node = Counter(pod.spec.node_name for pod in with_node)
     heads_by_node = Counter(
         pod.spec.node_name for pod in with_node if pod.metadata.labels.role == names.HEAD
     )
-    latest: tuple[Job | Pod, ...] = child_jobs[-1:]
-    if not latest:
-        latest = tuple(sorted(live_pods, key=attempt_of)[-1:])
+    workers, heads = _latest_requests(child_jobs or tuple(live_pods))
     present = next((child for child in child_jobs[-1:] if may_create_pods(child)), None)
-    created_nodes = 0 if present is None else head_and_workers.nodes_of(present)
+    created_nodes = 0
+    if present is not None:
+        created_nodes = min(head_and_workers.nodes_of(present), most_nodes)
     live_nodes = max(sizes.values(), default=0)
     return RunningGang(
-        charge=latest[0].metadata.annotations.charge if latest else "",
+        pod=next(iter((*workers, *heads)), None),
+        head=next(iter(heads), None) if workers else None,
         nodes=max(created_nodes, live_nodes),
         live_nodes=live_nodes,
         created_nodes=created_nodes,
@@ -137,6 +140,35 @@ def running_gang(
         pods_by_node=dict(pods_by_node),
         heads_by_node=dict(heads_by_node),
     )
+
+
+def runs(pod: Pod, lost_nodes: frozenset[str]) -> bool:
+    """Whether a pod of a gang uses its node, or may soon."""
+    return alive(pod) and pod.spec.node_name not in lost_nodes and uses_room(pod)
+
+
+def _latest_requests(
+    children: tuple[Job, ...] | tuple[Pod, ...],
+) -> tuple[list[PodRequests], list[PodRequests]]:
+    """Return what the workers and the head of the latest attempt request.
+
+    The API server has validated the spec of a pod, and that of a Job cannot be changed.
+    """
+    latest = max(map(attempt_of, children), default=0)
+    workers: list[PodRequests] = []
+    heads: list[PodRequests] = []
+    for child in children:
+        if attempt_of(child) == latest:
+            spec = child.spec.template.spec if isinstance(child, Job) else child.spec
+            (heads if child.metadata.labels.role == names.HEAD else workers).append(spec)
+    return workers, heads
+
+
+def _most_nodes(spec: TorchrunJobSpec) -> int:
+    """Return the most nodes that a gang of the job can have; there are no more nodes than GPUs."""
+    if spec.elastic is not None:
+        return spec.elastic.max_nodes
+    return spec.num_nodes or spec.num_gpus or 0
 
 
 def _is_over(job: TorchrunJob, gang: RunningGang) -> bool:
@@ -186,8 +218,8 @@ def _classify(
     """Classify a job that waits (`admitted_nodes` is 0) or is admitted for this many nodes."""
     requests, recorded = _requests(job, queue), admission_status.granted_requests(job)
     # The charge is what was admitted, or what already runs; an edit of the spec does not change it.
-    grant = recorded or (_charge_of_gang(job, gang) if admitted_nodes else None)
-    pods = grant or requests or _from_status(job)
+    grant = recorded or (_requests_of_gang(queue, gang) if admitted_nodes else None)
+    pods = grant or requests or GangRequests(nodes=1, pod={"pods": 1})
     nodes = admitted_nodes
     if takes_part:
         nodes = _requested_nodes(job, requests, grant, admitted_nodes, gang)
@@ -269,15 +301,15 @@ def _requested_nodes(
     return max(nodes, gang.nodes) if is_observed else admitted_nodes
 
 
-def _charge_of_gang(job: TorchrunJob, gang: RunningGang) -> GangRequests | None:
-    """Return what the pods of the gang request; None if its annotation cannot be read.
+def _requests_of_gang(queue: TorchrunQueue | None, gang: RunningGang) -> GangRequests | None:
+    """Return what the pods of the gang request; None without a gang.
 
     The spec may request more after an edit. The next gang needs an admission of its own for that.
     """
-    charge = decode.read(gang.charge, Charge)
-    if charge is None or charge.job != job.metadata.uid:
+    if gang.pod is None:
         return None
-    return admitted_requests(charge.admission)
+    resources = NodeResources() if queue is None else queue.spec.node_resources
+    return requests_of_pods(gang.nodes, gang.pod, gang.head, resources.gpu_resource_name)
 
 
 def _requests(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | None:
@@ -285,13 +317,6 @@ def _requests(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | N
     if queue is None:
         return None
     return requests_of(job, queue, size_of(job.spec, queue.spec.node_resources))
-
-
-def _from_status(job: TorchrunJob) -> GangRequests:
-    """Return the requests that the status records of a job without a queue."""
-    nodes = job.status.num_nodes or 1
-    gpus = (job.status.gpus or 0) // max(1, nodes)
-    return GangRequests(nodes=nodes, pod={"pods": 1}, gpus=gpus)
 
 
 def _priority(job: TorchrunJob, queue: TorchrunQueue | None) -> int:

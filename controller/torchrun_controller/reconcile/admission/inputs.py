@@ -47,6 +47,7 @@ def cluster_state(
     Queues of `cohort_namespaces` may share a cohort across namespaces. `overhead` is what other
     pods take of each node.
     """
+    queues = tuple(queues)
     taints = node_rules.find_taints(nodes or ())
     selectors = _TaintSelectors(taints)
     return ClusterState(
@@ -54,9 +55,22 @@ def cluster_state(
         if nodes is None
         else tuple(node_rules.node_capacity(node, taints, overhead) for node in nodes),
         queues=tuple(queue_input(queue) for queue in queues if takes_part(queue.spec)),
-        workloads=(*orphans, *_workloads(jobs, selectors, now)),
+        workloads=(*_with_gpus(orphans, queues), *_workloads(jobs, selectors, now)),
         cohort_namespaces=tuple(sorted(cohort_namespaces)),
     )
+
+
+def _with_gpus(
+    orphans: Iterable[Workload], queues: tuple[TorchrunQueue, ...]
+) -> Iterable[Workload]:
+    """Yield the workloads with their GPUs: their queue says which of their requests are GPUs."""
+    gpu_names = {
+        (queue.metadata.namespace, queue.metadata.name): queue.spec.node_resources.gpu_resource_name
+        for queue in queues
+    }
+    for workload in orphans:
+        gpu = gpu_names.get((workload.namespace, workload.queue), "")
+        yield replace(workload, gpus=workload.pod.get(gpu, 0))
 
 
 def leave_out(state: ClusterState, uids: Collection[str]) -> ClusterState:

@@ -9,7 +9,6 @@ from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.child_job import (
-    charge_annotation,
     child_job,
     worker_template,
 )
@@ -19,7 +18,6 @@ from torchrun_controller.reconcile.placement.local import (
     nodes_with_checkpoints,
     prefer_checkpoint_nodes,
 )
-from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, of_head
 from torchrun_controller.reconcile.workspace.reload import annotate_template
 
@@ -55,7 +53,7 @@ def build_child_jobs(
     """
     job, queue = observed.job, observed.queue
     assert queue is not None
-    charge, jobs = charge_annotation(job, queue, run), []
+    jobs = []
     checkpoint_nodes = nodes_with_checkpoints(job, observed.gang)
     for role in roles_of(run):
         role_spec = of_head(run, job, queue) if role == names.HEAD else run
@@ -63,15 +61,13 @@ def build_child_jobs(
         template = worker_template(
             job, queue, role_spec, environment, attempt, start, defaults, role
         )
-        template = merge(template, {"metadata": {"annotations": charge}})
         template = add_preference(template, "NotIn", avoided_hostnames, AVOIDANCE_WEIGHT)
         template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)
         template = annotate_template(template, observed.job, observed.workspace)
-        annotations = (
-            _history(attempt, counts, previous_end)
-            | ({names.WANTED_NODES: str(shrunk_from)} if shrunk_from is not None else {})
-            | charge
-        )
+        annotations = _history(attempt, counts, previous_end)
+        annotations[names.GENERATION] = str(job.metadata.generation)
+        if shrunk_from is not None:
+            annotations[names.WANTED_NODES] = str(shrunk_from)
         jobs.append(child_job(job, role_spec, attempt, template, annotations, role))
     return tuple(jobs)
 

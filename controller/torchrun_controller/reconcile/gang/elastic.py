@@ -17,7 +17,7 @@ from torchrun_api.core import Node, Pod
 from torchrun_api.job import Elastic, TorchrunJob
 from torchrun_api.meta import ConditionStatus
 from torchrun_api.status import Attempt
-from torchrun_controller.reconcile.gang.gang import BY_THE_USER, SHRINKING
+from torchrun_controller.reconcile.gang.gang import BY_THE_USER, SHRINKING, has_new_spec
 from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
@@ -29,7 +29,7 @@ from torchrun_controller.reconcile.pods.nodes import NODES_RETRY, NOT_READ, find
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import resolve
-from torchrun_controller.reconcile.spec.validation import is_new, validate
+from torchrun_controller.reconcile.spec.validation import validate
 
 # Time for the scheduler to find nodes for a whole gang, before a smaller one is created.
 SHRINK_AFTER = timedelta(seconds=30)
@@ -116,7 +116,7 @@ def _find_obstacle(observed: Observed) -> Reason | None:
             raise InvalidSpecError(
                 f"TorchrunQueue {queue.metadata.name} is invalid: {queue.invalid}"
             )
-        if is_new(job):
+        if has_new_spec(job, observed.gang):
             validate(job, queue)
     except InvalidSpecError as error:
         return Reason("InvalidSpec", sentence(str(error)))
@@ -188,7 +188,7 @@ def _evaluate_starting(
             f"Shrinking from {nodes} to {count_of(scheduled_count, 'node')}. After {seconds:.0f} s,"
             f" {pods_are(scheduled_count, nodes)} scheduled."
         )
-        size = GangSize(scheduled_count, job.spec.num_nodes)
+        size = GangSize(min(scheduled_count, elastic.max_nodes), job.spec.num_nodes)
         return Outlook(size=size, why=Reason(SHRINKING, message))
     message = (
         f"The gang shrinks to {count_of(scheduled_count, 'node')} unless all {nodes} pods are"

@@ -6,7 +6,8 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
-from torchrun_api.status import MOST_GANGS, Attempt, LastFailure
+from torchrun_api.names import MOST_GANGS
+from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang import peer_loss
 from torchrun_controller.reconcile.model import decode
 from torchrun_controller.reconcile.model.observed import ReportedFailure

@@ -102,7 +102,25 @@ def current_counts(job: TorchrunJob, gang: ObservedGang) -> Counts:
     if not gang.child_jobs or attempt_of(gang.current_job) <= status.attempt:
         return recorded_counts
     annotations = gang.current_job.metadata.annotations
-    return Counts(names.number_in(annotations.restarts), names.number_in(annotations.disruptions))
+    return Counts(
+        *(
+            names.number_in(count, most=names.MOST_GANGS)
+            for count in (annotations.restarts, annotations.disruptions)
+        )
+    )
+
+
+def accepted_generation(job: TorchrunJob, gang: ObservedGang) -> int:
+    """Return the generation of the spec of the last gang, from the status or a newer child Job."""
+    recorded = job.status.accepted_generation
+    if not gang.child_jobs:
+        return recorded
+    return names.number_in(gang.current_job.metadata.annotations.generation, recorded)
+
+
+def has_new_spec(job: TorchrunJob, gang: ObservedGang) -> bool:
+    """Whether no gang was created from this spec yet: the rules for new jobs apply to it."""
+    return accepted_generation(job, gang) != job.metadata.generation
 
 
 def unrecorded_ends(job: TorchrunJob, gang: ObservedGang) -> tuple[Attempt, ...]:

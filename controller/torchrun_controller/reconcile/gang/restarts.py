@@ -7,8 +7,9 @@ from enum import Enum
 from msgspec import Struct
 
 from torchrun_api.exit_codes import PERMANENT
+from torchrun_api.names import MOST_GANGS
 from torchrun_api.reliability import FailureRule
-from torchrun_api.status import MOST_GANGS, Attempt
+from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.gang.failures import Failure
 from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.conditions import Reason

@@ -30,7 +30,7 @@ from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
-from torchrun_controller.reconcile.spec.validation import is_new, validate
+from torchrun_controller.reconcile.spec.validation import validate
 from torchrun_controller.reconcile.workspace import claims
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState
 
@@ -73,7 +73,7 @@ def spec_invalid(context: Context) -> Decision | None:
     assert queue is not None
     if queue.invalid:
         raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name} is invalid: {queue.invalid}")
-    if is_new(job):
+    if gang.has_new_spec(job, context.observed.gang):
         validate(job, queue)
     spec = context.spec
     for role in roles_of(spec):

@@ -19,7 +19,7 @@ from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
-from torchrun_controller.reconcile.gang.gang import find_completed_job
+from torchrun_controller.reconcile.gang.gang import accepted_generation, find_completed_job
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
 from torchrun_controller.reconcile.model.attempts import keep_last, whole_attempts
 from torchrun_controller.reconcile.model.conditions import (
@@ -42,7 +42,7 @@ from torchrun_controller.reconcile.workspace import delivery, reload
 
 # The back-off counts the early failures among them: it reaches its cap after seven.
 KEPT_ATTEMPTS = 10
-MOST_NODES = 1024  # more names in an affinity would not help the scheduler
+MOST_HOSTS = 1024  # more names in an affinity would not help the scheduler
 DISTRIBUTED = "Distributed"
 # Conditions that exist only while there is something to warn of or to request.
 WARNINGS = frozenset(
@@ -124,7 +124,7 @@ def compose(
         ),
         accepted_generation=job.metadata.generation
         if decision.state is State.READY
-        else last_status.accepted_generation,
+        else accepted_generation(job, observed.gang),
         sync_start_time=sync_start(last_status, phase, now),
         completion_time=now if is_terminal else None,
         unfenced=unfenced,
@@ -132,7 +132,7 @@ def compose(
         if is_terminal
         else fence.worker_nodes(job, observed.gang, observed.cluster, decision.attempt, unfenced),
         avoided_nodes=avoid.nodes_to_avoid(attempts),
-        checkpoint_nodes=local.nodes_with_checkpoints(job, observed.gang)[:MOST_NODES],
+        checkpoint_nodes=local.nodes_with_checkpoints(job, observed.gang)[:MOST_HOSTS],
         last_failure=decision.history.failure or last_status.last_failure,
         progress=progress.choose_progress(
             last_status.progress,

@@ -38,9 +38,13 @@ NO_PROXY: JsonObject = {"linkerd.io/inject": "disabled"}
 
 
 def labels(job: TorchrunJob, component: str) -> JsonObject:
-    """Return the label of the job and the recommended labels."""
+    """Return the labels of the job and its queue, and the recommended labels."""
+    queue = job.spec.job_queue
     return {
         names.JOB_LABEL: job.metadata.name,
+        names.JOB_UID_LABEL: job.metadata.uid,
+        # The name of a queue may be longer than a label.
+        **({names.QUEUE_LABEL: queue} if len(queue) <= names.MAX_LABEL else {}),
         names.NAME_LABEL: "torchrun",
         names.INSTANCE_LABEL: job.metadata.name,
         names.COMPONENT_LABEL: component,

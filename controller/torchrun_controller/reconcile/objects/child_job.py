@@ -23,7 +23,6 @@ from torchrun_controller.reconcile.objects.security import apply_security
 from torchrun_controller.reconcile.spec import pod_template
 from torchrun_controller.reconcile.spec.containers import set_launcher_resources
 from torchrun_controller.reconcile.spec.merge import merge
-from torchrun_controller.reconcile.spec.requests import encode_charge, requests_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 # Seconds at the end of the grace period in which the launcher reports how its ranks ended.
@@ -67,15 +66,6 @@ def child_job(
         },
     }
     return Apply(JOBS, body)
-
-
-def charge_annotation(job: TorchrunJob, queue: TorchrunQueue, run: ResolvedSpec) -> JsonObject:
-    """Return the annotation with the quota that a gang uses.
-
-    Its queue may take part in admission only later, and the job may be deleted before its pods end.
-    """
-    requests = requests_of(job, queue, run.size)
-    return {names.CHARGE: encode_charge(job.metadata.uid, requests, queue.metadata.name)}
 
 
 def _labels(job: TorchrunJob, attempt: int, role: str) -> JsonObject:

@@ -18,9 +18,15 @@ from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 
 
 def nodes_of(child: Job) -> int:
-    """Return the number of nodes of the gang, its head included."""
-    annotated_nodes = names.number_in(child.metadata.annotations.nodes)
-    return annotated_nodes or child.spec.completions or child.spec.parallelism
+    """Return the number of nodes of the gang, its head included.
+
+    Users can edit the annotation, and create a Job of any size: the number is at most MOST_NODES.
+    """
+    annotations, spec = child.metadata.annotations, child.spec
+    annotated_nodes = (
+        names.number_in(annotations.nodes, most=names.MOST_NODES) if has_head(child) else 0
+    )
+    return annotated_nodes or min(spec.completions or spec.parallelism, names.MOST_NODES)
 
 
 def requested_nodes(child: Job) -> int:
@@ -37,7 +43,7 @@ def nodes_to_ask(spec: TorchrunJobSpec, child: Job) -> int:
     assert spec.num_nodes is not None
     if requested_nodes(child) != spec.num_nodes:
         return spec.num_nodes
-    return max(nodes_of(child), spec.elastic.min_nodes)
+    return min(max(nodes_of(child), spec.elastic.min_nodes), spec.elastic.max_nodes)
 
 
 def has_head(child: Job) -> bool:

@@ -58,7 +58,7 @@ def index_of(pod: Pod) -> int:
 
 def attempt_of(child: Job | Pod) -> int:
     """Return the number of the attempt of a child Job or a worker, from its label."""
-    return names.number_in(child.metadata.labels.attempt)
+    return child.metadata.labels.attempt_number
 
 
 def has_own_start(pod: Pod) -> bool:

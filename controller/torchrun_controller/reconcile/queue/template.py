@@ -14,7 +14,6 @@ from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reas
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.child_job import (
-    charge_annotation,
     child_job,
     worker_template,
 )
@@ -22,7 +21,6 @@ from torchrun_controller.reconcile.queue.model import ObservedQueue, TemplateChe
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.spec import pod_template
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.resolve import resolve
 
 CONDITION = "TemplateValid"
@@ -78,10 +76,8 @@ def sample_job(queue: TorchrunQueue, defaults: Defaults) -> Apply:
         ),
     )
     spec = resolve(job, queue)
-    annotations = charge_annotation(job, queue, spec)
     template = worker_template(job, queue, spec, None, 0, "0", defaults)
-    template = merge(template, {"metadata": {"annotations": annotations}})
-    apply = child_job(job, spec, 0, template, annotations)
+    apply = child_job(job, spec, 0, template, {})
     metadata = {"name": job.metadata.name, "namespace": job.metadata.namespace}
     return replace(apply, body={**apply.body, "metadata": metadata})
 

@@ -4,10 +4,9 @@ from fractions import Fraction
 from math import ceil
 
 import msgspec
-from msgspec import field
 
+from torchrun_api.core import Container, PodRequests, Resources
 from torchrun_api.json import JsonObject
-from torchrun_api.meta import Wire
 from torchrun_api.quantity import QuantityError, amount_of, format_bytes, format_cpu, parse
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
@@ -15,27 +14,6 @@ _IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
 Amounts = dict[str, Fraction]
 Quantities = dict[str, int | str]
-
-
-class _Resources(Wire, frozen=True, kw_only=True):
-    requests: Quantities = field(default_factory=dict)
-    limits: Quantities = field(default_factory=dict)
-
-
-class _Container(Wire, frozen=True, kw_only=True):
-    resources: _Resources = _Resources()
-    restart_policy: str = ""
-
-
-class _PodSpec(Wire, frozen=True, kw_only=True):
-    containers: tuple[_Container, ...] = ()
-    init_containers: tuple[_Container, ...] = ()
-    overhead: Quantities = field(default_factory=dict)
-    resources: _Resources = _Resources()  # of the pod as a whole
-
-
-class _Template(Wire, frozen=True, kw_only=True):
-    spec: _PodSpec = _PodSpec()
 
 
 def total(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
@@ -52,7 +30,7 @@ def of_pod(template: JsonObject) -> Amounts:
     Does not raise: what the API server refuses in a pod counts as nothing.
     """
     try:
-        return _of_spec(msgspec.convert(template, _Template).spec)
+        return of_spec(msgspec.convert(template.get("spec"), PodRequests))
     except msgspec.ValidationError:
         return {}
 
@@ -64,7 +42,7 @@ def check(template: JsonObject) -> None:
         InvalidSpecError: they cannot be read.
     """
     try:
-        spec = msgspec.convert(template, _Template).spec
+        spec = msgspec.convert(template.get("spec"), PodRequests)
         containers = (*spec.init_containers, *spec.containers)
         resources = (spec.resources, *(container.resources for container in containers))
         lists = (spec.overhead, *(part for r in resources for part in (r.requests, r.limits)))
@@ -76,8 +54,11 @@ def check(template: JsonObject) -> None:
         ) from error
 
 
-def _of_spec(spec: _PodSpec) -> Amounts:
-    """kubernetes.io, "Resource sharing within containers": the larger of start and running."""
+def of_spec(spec: PodRequests) -> Amounts:
+    """Return the requests of one pod, in cores, bytes and units.
+
+    kubernetes.io, "Resource sharing within containers": the larger of start and running.
+    """
     running: Amounts = {}
     peak: Amounts = {}
     for container in spec.init_containers:
@@ -92,7 +73,7 @@ def _of_spec(spec: _PodSpec) -> Amounts:
     return _sum(_larger(containers, _of_pod_level(spec.resources, containers)), overhead)
 
 
-def _of_pod_level(resources: _Resources, containers: Amounts) -> Amounts:
+def _of_pod_level(resources: Resources, containers: Amounts) -> Amounts:
     """Return the requests of the pod as a whole; the API server refuses less than its containers.
 
     A limit is the default of a request only if no container requests the resource. Huge pages
@@ -107,7 +88,7 @@ def _of_pod_level(resources: _Resources, containers: Amounts) -> Amounts:
     return {name: amount_of(value) for name, value in (defaults | resources.requests).items()}
 
 
-def _of_container(container: _Container) -> Amounts:
+def _of_container(container: Container) -> Amounts:
     """Return the requests; the API server uses limits where requests are missing."""
     resources = container.resources
     return {

@@ -7,11 +7,11 @@ is created only if it fits what was admitted. A later edit of the spec changes n
 from fractions import Fraction
 from math import ceil
 
-import msgspec
 from msgspec import Struct, structs
 
 from torchrun_api import names
 from torchrun_api.admission import Admission, AdmittedHead
+from torchrun_api.core import PodRequests
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
@@ -48,11 +48,32 @@ def requests_of(job: TorchrunJob, queue: TorchrunQueue, size: Size) -> GangReque
     """Return the requests of a gang of this size, with the pod templates of queue and job."""
     layers = _layers(job, queue)
     gpu = queue.spec.node_resources.gpu_resource_name
-    pod = _of_pod(size, layers)
-    gang = GangRequests(nodes=size.nodes, pod=pod, gpus=pod.get(gpu, 0))
-    if size.head is None or job.spec.head is None:
+    head = None
+    if size.head is not None and job.spec.head is not None:
+        head = _of_pod(size.head, (*layers, job.spec.head.pod_template))
+    return _build_requests(size.nodes, _of_pod(size, layers), head, gpu)
+
+
+def requests_of_pods(
+    nodes: int, pod: PodRequests, head: PodRequests | None, gpu: str
+) -> GangRequests:
+    """Return what pods with these specs request; `gpu` is the name of the resource of GPUs."""
+    first = None if head is None else amounts_of_pod(head)
+    return _build_requests(nodes, amounts_of_pod(pod), first, gpu)
+
+
+def amounts_of_pod(spec: PodRequests) -> dict[str, int]:
+    """Return what a pod requests, as in GangRequests."""
+    amounts = pod_requests.of_spec(spec)
+    return {"pods": 1} | {name: _whole(name, amount) for name, amount in amounts.items()}
+
+
+def _build_requests(
+    nodes: int, pod: dict[str, int], head: dict[str, int] | None, gpu: str
+) -> GangRequests:
+    gang = GangRequests(nodes=nodes, pod=pod, gpus=pod.get(gpu, 0))
+    if head is None:
         return gang
-    head = _of_pod(size.head, (*layers, job.spec.head.pod_template))
     if all(amount <= pod.get(name, 0) for name, amount in head.items()):
         return structs.replace(gang, head=head, head_gpus=head.get(gpu, 0))
     # Each pod counts as the larger of the two.
@@ -126,19 +147,6 @@ def admission_of(requests: GangRequests, queue: str) -> Admission:
         if head is None
         else AdmittedHead(requests=_quantities(head), gpus=requests.head_gpus),
     )
-
-
-class Charge(Struct, frozen=True, kw_only=True):
-    """The charge in an annotation of the gang: the job may be deleted before its pods are gone."""
-
-    job: str = ""  # UID
-    admission: Admission = Admission()
-
-
-def encode_charge(job: str, requests: GangRequests, queue: str) -> str:
-    """Return the value of the annotation torchrun.ai/charge."""
-    charge = Charge(job=job, admission=admission_of(requests, queue))
-    return msgspec.json.encode(charge).decode()
 
 
 def shortfall(requests: GangRequests, grant: GangRequests) -> str:

@@ -8,7 +8,7 @@ version of the controller: they use `resolve`, which does not raise.
 import math
 from collections.abc import Iterator
 
-from torchrun_api import contract
+from torchrun_api import contract, names
 from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.job import JobNodeResources, TorchrunJob, TorchrunJobSpec
 from torchrun_api.quantity import QuantityError, parse
@@ -28,15 +28,8 @@ RESERVED = frozenset(
     for variable in vars(contract).values()
     if isinstance(variable, Variable) and CONTROLLER in variable.set_by
 )
-# The largest gang, as of numNodes: the status has lists of this length.
-MOST_NODES = 10_000
 # The limit of a queue that sets none.
 DEFAULT_MAX_GRACE_SECONDS = 3600
-
-
-def is_new(job: TorchrunJob) -> bool:
-    """Return whether no gang was created from this spec yet: the rules apply to it."""
-    return job.status.accepted_generation != job.metadata.generation
 
 
 def validate(job: TorchrunJob, queue: TorchrunQueue) -> None:
@@ -129,10 +122,10 @@ def _check_gpus(gpus: int, per_node: int) -> str | None:
             " instead or choose another queue."
         )
     nodes, _ = spread(gpus, per_node)
-    if nodes > MOST_NODES:
+    if nodes > names.MOST_NODES:
         return (
             f"spec.numGPUs {gpus} with up to {per_node} GPUs on each node is {nodes} nodes. A job"
-            f" has at most {MOST_NODES}. Request fewer GPUs or choose another queue."
+            f" has at most {names.MOST_NODES}. Request fewer GPUs or choose another queue."
         )
     if gpus % nodes == 0:
         return None

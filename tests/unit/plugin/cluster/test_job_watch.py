@@ -16,13 +16,12 @@ from ..laptop import Laptop
 
 def pod(name: str, uid: str, *, owned: bool) -> Pod:
     """A pod of the job with this UID; owned: by the job itself, as sync pods are."""
-    charge: JsonObject = {"torchrun.ai/charge": f'{{"job":"{uid}","admission":{{}}}}'}
     kind = "TorchrunJob" if owned else "Job"
     owner: JsonObject = {"kind": kind, "uid": uid if owned else "of-a-job", "controller": True}
     body: JsonObject = {
         "metadata": {
             "name": name,
-            "annotations": {} if owned else charge,
+            "labels": {"torchrun.ai/job-uid": uid},
             "ownerReferences": [owner],
         }
     }
@@ -56,7 +55,9 @@ def test_logs_are_those_of_the_job(laptop: Laptop) -> None:
     laptop.job("run", status={"phase": "Running", "startTime": "2026-01-01T00:00:00Z"})
     old = laptop.worker("run", 0, 3, "2026-01-01T00:00:00.000000000Z of the deleted job\n")
     laptop.server.put(
-        "pods", old, metadata={"annotations": {"torchrun.ai/charge": '{"job":"another"}'}}
+        "pods",
+        old,
+        metadata={"labels": {"torchrun-job-name": "run", "torchrun.ai/job-uid": "another"}},
     )
     laptop.worker("run", 1, 0, "2026-01-01T00:00:01.000000000Z of this job\n")
     assert "of this job" in laptop.run("logs", "run").stdout

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from torchrun_api.core import Job, Pod
+from torchrun_api.core import Pod
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.admission.classify import Classification, classify_job
 from torchrun_controller.reconcile.admission.model import (
@@ -55,12 +55,3 @@ def pending(**fields: Any) -> dict[str, PendingStatus]:
         **{"reason": "InsufficientQuota", "message": "no room", "position": 1, **fields}
     )
     return {"uid-train": wait}
-
-
-def remove_charges(world: World, *kinds: type[Job | Pod]) -> None:
-    """Another client removes the annotation with the charge from all objects of these kinds."""
-    for key, obj in list(world.objects.items()):
-        if isinstance(obj, kinds):
-            annotations = replace(obj.metadata.annotations, charge="")
-            meta = replace(obj.metadata, annotations=annotations)
-            world.objects[key] = replace(obj, metadata=meta)

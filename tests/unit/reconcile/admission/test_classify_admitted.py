@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
 from torchrun_api.admission import Admission
-from torchrun_api.core import Job, JobStatus, Pod
+from torchrun_api.core import Container, JobStatus, Pod, Resources
 from torchrun_api.kinds import PODS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.admission.classify import running_gang
@@ -24,7 +24,6 @@ from unit.reconcile.admission.classifying import (
     classify_world,
     deliver,
     pending,
-    remove_charges,
     status_update,
 )
 from world import START, World, make_queue
@@ -83,27 +82,16 @@ class TestHolding:
         assert (request.nodes, request.gpus) == (2, 8)
 
     def test_a_running_job_without_a_record_is_charged_and_recorded(self):
-        world = running()
-        remove_charges(world, Job, Pod)
-        status = replace(world.job.status, gpus=16, admission=Admission(nodes=2, time=START))
+        world = running({**QUOTA, "nodeResources": {"gpus": 8}})
+        status = replace(world.job.status, admission=Admission(nodes=2, time=START))
         world.job = replace(world.job, status=status)
         world.queue = None
         request = classify_world(world).workload
         assert (request.nodes, request.gpus) == (2, 8)
         assert deliver(world) is Stage.REPORT
-        assert world.job.status.admission == Admission(nodes=2, queue="gpu", gpus=8, time=START)
-
-    @pytest.mark.parametrize(
-        ("nodes", "total", "gpus"), [(2, 16, 8), (1, 8, 8), (None, 8, 8), (1, None, 0)]
-    )
-    def test_the_gpus_of_an_unrecorded_charge_come_from_the_status(self, nodes, total, gpus):
-        world = running()
-        remove_charges(world, Job, Pod)
-        recorded = Admission(nodes=2, time=START)
-        status = replace(world.job.status, num_nodes=nodes, gpus=total, admission=recorded)
-        world.job = replace(world.job, status=status)
-        world.queue = None
-        assert classify_world(world).workload.gpus == gpus
+        assert world.job.status.admission == Admission(
+            nodes=2, queue="gpu", requests={"nvidia.com/gpu": 8}, gpus=8, time=START
+        )
 
     @pytest.mark.parametrize(
         ("condition", "status", "nodes"),
@@ -120,16 +108,29 @@ class TestHolding:
         child = replace(child, status=JobStatus(conditions=conditions))
         assert running_gang((child,), (), frozenset()).nodes == nodes
 
+    @pytest.mark.parametrize("completions", [2, 10_000, 2_000_000_000])
+    def test_a_user_who_edits_the_size_of_a_job_charges_nothing(self, completions):
+        world = running()
+        (child,) = world.gangs
+        world.objects["jobs", child.metadata.name] = replace(
+            child, spec=replace(child.spec, completions=completions, parallelism=completions)
+        )
+        assert classify_world(world).workload.admitted == 2
+
     def test_without_their_jobs_the_workers_of_the_latest_attempt_have_the_charge(self):
         def of_attempt(pod: Pod, attempt: str) -> Pod:
+            containers = (Container(resources=Resources(requests={"cpu": attempt})),)
             labels = replace(pod.metadata.labels, attempt=attempt)
-            annotations = replace(pod.metadata.annotations, charge=f"charge-{attempt}")
-            meta = replace(pod.metadata, labels=labels, annotations=annotations)
-            return replace(pod, metadata=meta)
+            return replace(
+                pod,
+                metadata=replace(pod.metadata, labels=labels),
+                spec=replace(pod.spec, containers=containers),
+            )
 
         first, second = running().workers()
-        pods = (of_attempt(first, "4"), of_attempt(second, "3"))
-        assert running_gang((), pods, frozenset()).charge == "charge-4"
+        gang = running_gang((), (of_attempt(first, "4"), of_attempt(second, "3")), frozenset())
+        assert gang.pod is not None
+        assert gang.pod.containers[0].resources.requests == {"cpu": "4"}
 
     def test_a_suspension_releases_the_charge_when_nothing_runs(self):
         world = running()

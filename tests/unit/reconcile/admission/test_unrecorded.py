@@ -1,12 +1,8 @@
 """A running gang without a record of its admission: the charge is what its pods run with."""
 
-import pytest
-from msgspec.structs import replace
-
-from torchrun_api.core import Job
 from torchrun_api.job import JobNodeResources
 from torchrun_api.kinds import JOBS
-from unit.reconcile.admission.classifying import classify_world, deliver, remove_charges
+from unit.reconcile.admission.classifying import classify_world, deliver
 from world import World, make_job, make_queue
 
 NODES = {"nodeResources": {"gpus": 8, "cpus": 8}}
@@ -66,31 +62,6 @@ def test_pods_without_a_job_are_charged_for_what_they_run_with() -> None:
     del world.objects[JOBS.plural, "train"]
     world.queue = make_queue(**NO_GPUS)
     assert gpus(world) == 0
-
-
-def test_a_gang_without_a_charge_counts_by_its_spec() -> None:
-    world = edited()
-    remove_charges(world, Job)
-    world.queue = make_queue(**NO_GPUS)
-    assert gpus(world) == 8
-
-
-@pytest.mark.parametrize(
-    "charge",
-    [
-        "{",
-        '{"job": "uid-other", "admission": {"queue": "gpu", "nodes": 4}}',
-        '{"job": "uid-train", "admission": {"queue": "gpu", "nodes": 4, "gpus": -1}}',
-    ],
-)
-def test_the_charge_of_another_job_or_of_none_does_not_count(charge: str) -> None:
-    world = edited()
-    child = world.objects[JOBS.plural, "train"]
-    annotations = replace(child.metadata.annotations, charge=charge)
-    meta = replace(child.metadata, annotations=annotations)
-    world.objects[JOBS.plural, "train"] = replace(child, metadata=meta)
-    world.queue = make_queue(**NO_GPUS)
-    assert gpus(world) == 8
 
 
 def test_the_latest_gang_counts() -> None:

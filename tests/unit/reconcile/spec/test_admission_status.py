@@ -1,20 +1,17 @@
 """A job of a queue with admission: it waits for admission, keeps it, and is preempted."""
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
 from queue_lab import pods_of
 from torchrun_api.admission import Admission
-from torchrun_api.core import Job, Pod
 from torchrun_api.job import Head, JobNodeResources
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.shared import PodTemplate
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.spec import admission_status
-from torchrun_controller.reconcile.spec.requests import Charge
 from world import ZIP, World, make_job, make_queue
 
 
@@ -204,31 +201,12 @@ class TestOtherRequests:
         assert "8 GPUs on the first node, but was admitted with 0." in (world.job.status.message)
 
 
-def test_a_gang_has_its_charge_in_an_annotation():
-    """Both Job and pods have it, because the TorchrunJob can be deleted before they end."""
-    head = {"nodeResources": {"gpus": 0, "cpus": 2, "memory": "1Gi"}}
-    world = running({**GPUS, "quota": {"nodes": 8}}, numNodes=3, head=head)
-    charges = {
-        o.metadata.annotations.charge
-        for o in world.objects.values()
-        if isinstance(o, Job) or (isinstance(o, Pod) and o.metadata.labels.component == "worker")
-    }
-    (charge,) = (msgspec.json.decode(text, type=Charge) for text in charges)
-    assert charge.job == "uid-train"
-    assert charge.admission == replace(world.job.status.admission, time=None)
-
-
-def test_a_gang_of_a_queue_without_admission_records_what_it_uses():
-    """Its queue may get a quota later, and the TorchrunJob may be deleted before its pods end."""
+def test_a_gang_has_the_labels_of_its_job_and_its_queue():
+    """The TorchrunJob may be deleted before its pods end."""
     world = submitted({"nodeResources": {"gpus": 8, "cpus": 96}})
     (gang,) = world.gangs
-    assert world.job.status.admission is None
-    charge = msgspec.json.decode(gang.metadata.annotations.charge, type=Charge)
-    assert (charge.job, charge.admission.queue, charge.admission.nodes) == ("uid-train", "gpu", 2)
-    assert charge.admission.requests == {"cpu": "96", GPU: 8}
-    assert {pod.metadata.annotations.charge for pod in pods_of(world)} == {
-        gang.metadata.annotations.charge
-    }
+    for labels in (gang.metadata.labels, *(pod.metadata.labels for pod in pods_of(world))):
+        assert (labels.job_uid, labels.queue) == ("uid-train", "gpu")
 
 
 class TestPreemption:

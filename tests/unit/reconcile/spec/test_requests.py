@@ -2,13 +2,17 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from admitting import running
 from torchrun_api.core import Job
 from torchrun_controller.reconcile.spec import pod_requests
-from torchrun_controller.reconcile.spec.requests import Charge, GangRequests, requests_of
+from torchrun_controller.reconcile.spec.requests import (
+    GangRequests,
+    admission_of,
+    requests_of,
+    requests_of_pods,
+)
 from torchrun_controller.reconcile.spec.size import size_of
 from world import World, make_job, make_queue
 
@@ -70,8 +74,8 @@ def test_the_charge_is_what_the_pods_request(node, pod, charged):
     world = running({**QUOTA, "nodeResources": node, "podTemplate": {"spec": pod}})
     assert world.job.status.admission.requests == charged
     (gang,) = (o for o in world.objects.values() if isinstance(o, Job))
-    charge = msgspec.json.decode(gang.metadata.annotations.charge, type=Charge)
-    assert charge.admission.requests == charged
+    gang_requests = requests_of_pods(1, gang.spec.template.spec, None, "nvidia.com/gpu")
+    assert admission_of(gang_requests, "gpu").requests == charged
     assert pod_requests.total(((template_of(world), 1),)) == {
         name: str(amount) for name, amount in charged.items()
     }

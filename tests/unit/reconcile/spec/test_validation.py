@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from queue_world import QueueWorld
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -165,3 +166,12 @@ def test_the_rules_for_jobs_do_not_apply_to_a_queue():
     world = QueueWorld(make_queue(image=None, nodeResources={"gpus": 0}))
     world.settle()
     assert world.condition("TemplateValid").status == "True"
+
+
+def test_a_lost_status_does_not_make_a_running_spec_new():
+    world = running(priority=5, reliability={"restartScope": "Gang"})
+    world.job = replace(world.job, status=replace(world.job.status, accepted_generation=0))
+    world.queue = make_queue(**NEW_RULE)
+    fail_a_rank(world)
+    assert world.job.status.reason != "InvalidSpec"
+    assert world.job.status.accepted_generation == world.job.metadata.generation
