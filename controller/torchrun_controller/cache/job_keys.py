@@ -142,26 +142,13 @@ def all_jobs(caches: Caches) -> Iterator[Key]:
 def affected_dependents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
     """Return the names of the jobs that a change of their parent may affect.
 
-    An edit of dependsOn may close or open a cycle, which also affects indirect dependents.
+    A cycle that an edit closes or opens changes the status of one of its jobs after the other.
     """
-    old_job, new_job = change.old, change.new
-    is_edited = (
-        old_job is None or new_job is None or old_job.spec.depends_on != new_job.spec.depends_on
-    )
-    if not is_edited and _dependency_state(old_job) == _dependency_state(new_job):
+    if _dependency_state(change.old) == _dependency_state(change.new):
         return set()
     meta = change.object.metadata
-    affected_names: set[str] = set()
-    names_to_visit = [meta.name]
-    while names_to_visit:
-        parent = index_key(meta.namespace, names_to_visit.pop())
-        dependents = {
-            job.metadata.name for job in jobs.by_index(PARENT_INDEX, parent)
-        } - affected_names
-        affected_names |= dependents
-        if is_edited:
-            names_to_visit += dependents
-    return affected_names
+    dependents = jobs.by_index(PARENT_INDEX, index_key(meta.namespace, meta.name))
+    return {job.metadata.name for job in dependents}
 
 
 def finished_parents(jobs: Store[TorchrunJob], change: Change[TorchrunJob]) -> set[str]:
@@ -188,7 +175,10 @@ def _dependent_state(job: TorchrunJob) -> tuple[object, ...]:
 
 def _dependency_state(job: TorchrunJob | None) -> tuple[object, ...]:
     """Return the fields of a parent that its dependents wait for."""
-    return () if job is None else (job.status.phase, job.status.reason, job.status.start_time)
+    if job is None:
+        return ()
+    status = job.status
+    return status.phase, status.reason, status.start_time, job.spec.depends_on
 
 
 def _spec_version(queue: TorchrunQueue | None) -> object:

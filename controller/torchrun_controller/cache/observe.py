@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -16,6 +17,7 @@ from torchrun_api.meta import ChildMeta
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store
+from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import (
     Base,
@@ -147,6 +149,7 @@ def observe(
     if job is None:
         return None
     key, uid = index_key(namespace, name), job.metadata.uid
+    find_job = partial(caches.jobs.get, namespace)
 
     def is_owned(meta: ChildMeta) -> bool:
         return meta.controlled_by(uid) or meta.labels.retained_from == name
@@ -186,7 +189,8 @@ def observe(
     return Observed(
         job=job,
         queue=queue,
-        parents=_parents(caches.jobs, job),
+        parents=_parents(job, find_job),
+        waits_for=dependencies.follow(job, find_job),
         dependents=caches.jobs.by_index(PARENT_INDEX, key),
         gang=ObservedGang(
             child_jobs=tuple(attempts),
@@ -271,17 +275,10 @@ def _base(caches: Caches, job: TorchrunJob) -> Base | None:
     return Base(claim=claim, in_use=any(alive(pod) for pod in pods))
 
 
-def _parents(jobs: Store[TorchrunJob], job: TorchrunJob) -> dict[str, TorchrunJob]:
-    """Return the existing jobs that this one depends on, directly or indirectly, by name."""
-    parents: dict[str, TorchrunJob] = {}
-    jobs_to_visit = [job]
-    while jobs_to_visit:
-        for dependency in jobs_to_visit.pop().spec.depends_on:
-            parent = jobs.get(job.metadata.namespace, dependency.name)
-            if parent is not None and dependency.name not in parents:
-                parents[dependency.name] = parent
-                jobs_to_visit.append(parent)
-    return parents
+def _parents(job: TorchrunJob, find: Callable[[str], TorchrunJob | None]) -> dict[str, TorchrunJob]:
+    """Return the existing jobs that this one depends on, by name."""
+    parents = ((dependency.name, find(dependency.name)) for dependency in job.spec.depends_on)
+    return {name: parent for name, parent in parents if parent is not None}
 
 
 def _relevant_nodes(job: TorchrunJob, pods: list[Pod]) -> set[str]:

@@ -258,14 +258,15 @@ def follower(name: str, *parents: str, **status: Any) -> TorchrunJob:
     return msgspec.convert(body, TorchrunJob)
 
 
-def test_parents_include_their_own_parents(caches):
+def test_parents_are_the_jobs_that_a_job_names_and_a_cycle_is_followed(caches):
     for job in (follower("c", "b", "gone"), follower("b", "a"), follower("a", "c")):
         caches.jobs.upsert(job, 1)
     elsewhere = replace(follower("gone"), metadata=replace(make_job().metadata, namespace="x"))
     caches.jobs.upsert(elsewhere, 1)
     observed = observe(caches, "ml", "c")
     assert observed is not None
-    assert set(observed.parents) == {"a", "b", "c"}
+    assert set(observed.parents) == {"b"}
+    assert observed.waits_for == ("b", "a", "c")
 
 
 def test_dependents_are_the_jobs_that_name_a_job(caches):

@@ -298,7 +298,7 @@ class Context:
         job = self.observed.job
         if gang.was_created(job, self.observed.gang):
             return None
-        return find_unmet(job, self.observed.parents)
+        return find_unmet(job, self.observed.parents, self.observed.waits_for)
 
     @cached_property
     def spec(self) -> ResolvedSpec:

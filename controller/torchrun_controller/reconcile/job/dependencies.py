@@ -2,11 +2,10 @@
 
 The status records each dependency when it is first met. A job that has had a gang needs no parent.
 
-Arguments `parents` are the jobs that this one depends on, those that they depend on, and so on, by
-name and as far as they exist.
+Arguments `parents` are the jobs that this one depends on, by name and as far as they exist.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -18,6 +17,8 @@ from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.phases import State
 
 CONDITION = "DependenciesMet"
+# A cycle of more jobs is not reported: they wait.
+_LONGEST_CHAIN = 1_000
 
 
 class UnmetDependencies(Struct, frozen=True):
@@ -27,15 +28,17 @@ class UnmetDependencies(Struct, frozen=True):
     why: Reason
 
 
-def find_unmet(job: TorchrunJob, parents: Mapping[str, TorchrunJob]) -> UnmetDependencies | None:
+def find_unmet(
+    job: TorchrunJob, parents: Mapping[str, TorchrunJob], waits_for: tuple[str, ...]
+) -> UnmetDependencies | None:
     """Return why the first gang of the job is not created; None if all dependencies are met."""
     if not job.spec.depends_on:
         return None
-    cycle = _find_cycle(job, parents)
-    if cycle:
+    name = job.metadata.name
+    if waits_for[-1:] == (name,):
         message = (
-            f"spec.dependsOn contains a cycle: {' -> '.join(cycle)}. Remove one of these"
-            " dependencies."
+            f"spec.dependsOn contains a cycle: {' -> '.join((name, *waits_for))}. Remove one of"
+            " these dependencies."
         )
         return UnmetDependencies(State.SPEC_INVALID, Reason("InvalidSpec", message))
     met_names = {record.name for record in find_met(job, parents)}
@@ -59,6 +62,31 @@ def find_unmet(job: TorchrunJob, parents: Mapping[str, TorchrunJob]) -> UnmetDep
         sentences.append(f"Waiting for {waits}.")
     reason = "DependencyNotFound" if missing_names else "WaitingForDependencies"
     return UnmetDependencies(State.DEPENDENCY_WAITING, Reason(reason, " ".join(sentences)))
+
+
+def follow(
+    job: TorchrunJob, find: Callable[[str], TorchrunJob | None], most: int = _LONGEST_CHAIN
+) -> tuple[str, ...]:
+    """Return the jobs that this one waits for: each is the first that the one before waits for.
+
+    The last is the job itself in a cycle. A cycle through another dependency shows once all
+    dependencies before that are met. So each reconcile follows one path, not all ancestors.
+    """
+    names: dict[str, None] = {}
+    waiting: TorchrunJob | None = job
+    while waiting is not None and waiting.status.workers is None and len(names) < most:
+        unmet = (
+            dependency.name
+            for dependency in waiting.spec.depends_on
+            if _find_record(waiting, dependency) is None
+            and _evaluate(dependency, find(dependency.name)) is None
+        )
+        name = next(unmet, None)
+        if name is None or name in names:
+            break
+        names[name] = None
+        waiting = find(name) if name != job.metadata.name else None
+    return tuple(names)
 
 
 def find_met(job: TorchrunJob, parents: Mapping[str, TorchrunJob]) -> tuple[MetDependency, ...]:
@@ -142,20 +170,3 @@ def _describe_failure(dependency: Dependency, parent: TorchrunJob) -> str:
         f"TorchrunJob {dependency.name} is {phase} and cannot become {dependency.condition}"
         f" ({parent.status.reason}). {parent.status.message}"
     )
-
-
-def _find_cycle(job: TorchrunJob, parents: Mapping[str, TorchrunJob]) -> tuple[str, ...]:
-    """Return the shortest path from the job through its parents back to it; () for none."""
-    own_name = job.metadata.name
-    paths: list[tuple[str, ...]] = [(own_name,)]
-    visited: set[str] = set()
-    while paths:
-        path = paths.pop(0)
-        last_job = job if path[-1] == own_name else parents.get(path[-1])
-        for dependency in last_job.spec.depends_on if last_job is not None else ():
-            if dependency.name == own_name:
-                return (*path, own_name)
-            if dependency.name not in visited:
-                visited.add(dependency.name)
-                paths.append((*path, dependency.name))
-    return ()

@@ -174,13 +174,15 @@ class RefusedWrites(Struct, frozen=True, kw_only=True):
 class Observed(Struct, frozen=True, kw_only=True):
     """The present state of one job. Lists hold only objects that the job's UID controls.
 
-    `parents` are the jobs that it depends on, and those that these depend on, and so on, by name
-    and as far as they exist. `dependents` are the jobs that name this one in `spec.dependsOn`.
+    `parents` are the jobs that it depends on, by name and as far as they exist. `waits_for` are
+    names of jobs that it waits for, see `dependencies.follow`. `dependents` are the jobs that name
+    this one in `spec.dependsOn`.
     """
 
     job: TorchrunJob
     queue: TorchrunQueue | None = None
     parents: dict[str, TorchrunJob] = field(default_factory=dict)
+    waits_for: tuple[str, ...] = ()
     dependents: tuple[TorchrunJob, ...] = ()
     gang: ObservedGang = ObservedGang()
     workspace: ObservedWorkspace = ObservedWorkspace()

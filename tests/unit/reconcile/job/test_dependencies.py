@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from torchrun_api.admission import Dependency
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_controller.reconcile.job.dependencies import follow
 from torchrun_controller.reconcile.model.observed import Conflict, Observed
 from world import START, ZIP, World, make_job, make_queue
 
@@ -40,7 +41,12 @@ class Family(World):
         self.parents = {}
 
     def observed(self) -> Observed:
-        return replace(super().observed(), parents=self.parents)
+        names = {dependency.name for dependency in self.job.spec.depends_on}
+        return replace(
+            super().observed(),
+            parents={name: job for name, job in self.parents.items() if name in names},
+            waits_for=follow(self.job, self.parents.get),
+        )
 
     def know(self, *jobs: TorchrunJob) -> None:
         self.parents |= {j.metadata.name: j for j in jobs}
@@ -152,6 +158,28 @@ def test_a_cycle_is_named_and_can_be_removed(own: str, others: list[TorchrunJob]
     world.spec(depends_on=())
     world.settle()
     assert world.starts
+
+
+def test_a_cycle_behind_another_dependency_is_named_once_that_is_met():
+    world = Family("a", "b")
+    world.know(job("a", phase="Running"), job("b", "train"))
+    assert world.job.status.reason == "WaitingForDependencies"
+    world.know(job("a", phase="Succeeded"))
+    assert "train -> b -> train" in world.job.status.message
+
+
+def test_the_search_for_a_cycle_follows_one_path():
+    jobs = {f"j{n}": job(f"j{n}", *(f"j{k}" for k in range(n - 8, n))) for n in range(2000)}
+    looked_up: list[str] = []
+
+    def find(name: str) -> TorchrunJob | None:
+        looked_up.append(name)
+        return jobs.get(name)
+
+    chain = follow(jobs["j1999"], find)
+    assert len(chain) == 250
+    assert len(looked_up) <= 2 * len(chain)
+    assert len(follow(jobs["j1999"], find, most=10)) == 10
 
 
 def test_a_dependency_in_a_cycle_of_others_is_waited_for():
