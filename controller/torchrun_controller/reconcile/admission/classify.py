@@ -32,6 +32,7 @@ from torchrun_controller.reconcile.spec.requests import (
 from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import size_of
 
+_LONGEST_KEY = 317  # of a taint: a prefix, "/" and a name
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -251,7 +252,7 @@ def _classify(
             nominated=admission.nominated,
             is_deleted=meta.terminating,
         ),
-        tolerations=scheduling.tolerations,
+        tolerations=_compact(scheduling.tolerations),
         deadline=resolve_reliability(job, queue).deadline,
     )
 
@@ -317,6 +318,21 @@ def _requests(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | N
     if queue is None:
         return None
     return requests_of(job, queue, size_of(job.spec, queue.spec.node_resources))
+
+
+def _compact(tolerations: tuple[JsonObject, ...]) -> tuple[JsonObject, ...]:
+    """Return the fields of the tolerations that match taints, without values that no taint has."""
+    return tuple(
+        {
+            name: value
+            for name in ("key", "operator", "value", "effect")
+            if isinstance(value := toleration.get(name), str)
+        }
+        for toleration in tolerations
+        if all(
+            len(value) <= _LONGEST_KEY for value in toleration.values() if isinstance(value, str)
+        )
+    )
 
 
 def _priority(job: TorchrunJob, queue: TorchrunQueue | None) -> int:

@@ -41,7 +41,8 @@ def exceeds_quota(workload: PendingWorkload, resource: int) -> PendingStatus:
 def exceeds_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStatus:
     """Return the status if the workload does not fit on an empty cluster."""
     room = _room(workload, empty, in_total=True)
-    lacks = f"{room} They do not fit even on empty nodes. Request smaller or fewer pods."
+    largest = _describe_largest(workload, empty)
+    lacks = f"{room} They do not fit even on empty nodes.{largest} Request smaller or fewer pods."
     return _status(workload, "ExceedsNodes", lacks)
 
 
@@ -156,6 +157,22 @@ def _room(workload: PendingWorkload, free: FreeCapacity, *, in_total: bool = Fal
     selector_text = ",".join(f"{key}={value}" for key, value in selector)
     which = f"with {selector_text}" if selector_text else "that are ready"
     return f"Nodes {which} have room for {pods} of {count_of(workers, 'pod')}{suffix}."
+
+
+def _describe_largest(workload: PendingWorkload, empty: FreeCapacity) -> str:
+    """Describe the first resource of which a pod requests more than any machine has; "" if none."""
+    for name, amount in sorted(workload.workload.pod.items()):
+        largest = empty.nodes.largest(workload.shape, name)
+        if amount > largest:
+            requested, offered = (_quantity(name, number) for number in (amount, largest))
+            return f" A pod requests {requested} of {name}; the largest machine offers {offered}."
+    return ""
+
+
+def _quantity(resource: str, amount: int) -> str:
+    if resource == "cpu":
+        return format_cpu(Fraction(amount, 1000))
+    return format_bytes(Fraction(amount)) if resource == "memory" else str(amount)
 
 
 def _quota(workload: PendingWorkload) -> str:

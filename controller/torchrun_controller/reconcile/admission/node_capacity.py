@@ -4,8 +4,6 @@ Several pods may share a node. The free capacity of a node is negative if it is 
 pods that use it now are gone: then nothing else fits there.
 """
 
-from collections.abc import Iterable
-
 from torchrun_controller.reconcile.admission.model import NodeCapacity, Workload
 
 # How many pods fit if they request nothing, or if nodes are unknown.
@@ -44,13 +42,15 @@ class PodShape:
 class NodeIndex:
     """All nodes in the order of their names, and the pod shapes of all workloads."""
 
-    def __init__(self, nodes: tuple[NodeCapacity, ...] | None, resources: Iterable[str]) -> None:
+    def __init__(self, nodes: tuple[NodeCapacity, ...] | None) -> None:
         self.has_nodes = nodes is not None
         self.nodes = sorted(nodes or (), key=lambda node: node.name)
         self.index = {node.name: i for i, node in enumerate(self.nodes)}
-        self._resources = {name: i for i, name in enumerate(sorted(resources))}
+        # Not those of jobs, which may name any: each is a number on every node.
+        offered = {name for node in self.nodes for name in node.allocatable}
+        self._resources = {name: i for i, name in enumerate(sorted(offered))}
         self._allocatable: list[Free] = [
-            tuple(node.allocatable.get(name, 0) for name in self._resources) for node in self.nodes
+            (*(node.allocatable.get(name, 0) for name in self._resources), 0) for node in self.nodes
         ]
         self._counts_of_all: dict[PodShape, int] = {}
         self._pools: dict[Items, NodePool] = {}
@@ -70,6 +70,12 @@ class NodeIndex:
             self._counts_of_all[shape] = count
         return count
 
+    def largest(self, shape: PodShape, resource: str) -> int:
+        """Return the most that a node for the shape offers of a resource, usable or not."""
+        return max(
+            (self.nodes[i].allocatable.get(resource, 0) for i in shape.pool.matching), default=0
+        )
+
     def shape(self, workload: Workload) -> PodShape:
         """Return the shape of the pods of a workload: one object for all equal shapes."""
         spelling = (*workload.pod.items(), *workload.node_selector.items())
@@ -85,7 +91,10 @@ class NodeIndex:
         )
         shape = self._shapes.get((pod, selector))
         if shape is None:
-            needs = tuple((self._resources[name], amount) for name, amount in pod if amount > 0)
+            # What no node offers has the last place, with an amount of 0.
+            none = len(self._resources)
+            places = {self._resources.get(name, none): amount for name, amount in pod if amount > 0}
+            needs = tuple(places.items())
             shape = self._shapes[pod, selector] = PodShape(needs, self._pool(selector))
         return shape
 

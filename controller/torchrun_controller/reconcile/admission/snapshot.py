@@ -136,8 +136,7 @@ class Snapshot:
     """The complete state. A decision changes it in place."""
 
     def __init__(self, state: ClusterState) -> None:
-        resources = {name for workload in state.workloads for name in workload.pod}
-        self.nodes = NodeIndex(state.nodes, resources)
+        self.nodes = NodeIndex(state.nodes)
         self.empty = self.nodes.empty()
         self.free = self.nodes.empty()
         self.queues = _queues(state)

@@ -12,6 +12,9 @@ from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 _IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
+# Of one pod. The status of its job records them all.
+_MOST_RESOURCES = 64
+
 Amounts = dict[str, Fraction]
 Quantities = dict[str, int | str]
 
@@ -48,10 +51,16 @@ def check(template: JsonObject) -> None:
         lists = (spec.overhead, *(part for r in resources for part in (r.requests, r.limits)))
         for quantity in (value for quantities in lists for value in quantities.values()):
             parse(quantity)
+        resource_names = {name for quantities in lists for name in quantities}
     except (msgspec.ValidationError, QuantityError) as error:
         raise InvalidSpecError(
             f"podTemplate: the resources of the pods are invalid: {error}."
         ) from error
+    if len(resource_names) > _MOST_RESOURCES:
+        raise InvalidSpecError(
+            f"podTemplate: a pod requests {len(resource_names)} different resources. Request at"
+            f" most {_MOST_RESOURCES}."
+        )
 
 
 def of_spec(spec: PodRequests) -> Amounts:

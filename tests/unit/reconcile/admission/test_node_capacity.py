@@ -34,8 +34,32 @@ def test_a_missing_resource_never_fits():
     assert (wait.reason, wait.position) == ("ExceedsNodes", 0)
     assert wait.message == (
         "The job needs 8 GPUs on 1 node. Nodes that are ready have room for 0 of 1 pod. They do"
-        " not fit even on empty nodes. Request smaller or fewer pods."
+        " not fit even on empty nodes. A pod requests 1 of rdma/hca; the largest machine offers 0."
+        " Request smaller or fewer pods."
     )
+
+
+@pytest.mark.parametrize(
+    ("pod", "largest"),
+    [
+        ({GPU: 16}, "A pod requests 16 of nvidia.com/gpu; the largest machine offers 8."),
+        ({"cpu": 10**9}, "A pod requests 1M of cpu; the largest machine offers "),
+        ({"memory": 2**60}, "A pod requests 1Ei of memory; the largest machine offers "),
+    ],
+)
+def test_a_pod_that_no_machine_has_room_for_is_told_of_the_largest(pod, largest):
+    wait = decide(nodes(2), [queue("a")], replace(request("j", "a"), pod=pod)).pending["j"]
+    assert wait.reason == "ExceedsNodes"
+    assert largest.replace("1M", "1000000") in wait.message
+
+
+def test_names_of_resources_that_no_machine_offers_are_no_work_for_each_machine():
+    pod = {GPU: 1} | {f"x{number}.io/r": 1 for number in range(10_000)}
+    state = ClusterState(
+        nodes=nodes(50), queues=(queue("a"),), workloads=(replace(request("j", "a"), pod=pod),)
+    )
+    assert {len(free) for free in Snapshot(state).free.free} == {len(nodes(1)[0].allocatable) + 1}
+    assert decide(nodes(50), [queue("a")], *state.workloads).pending["j"].reason == "ExceedsNodes"
 
 
 def test_unusable_nodes_and_those_that_do_not_match_take_nothing():

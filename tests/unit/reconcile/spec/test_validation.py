@@ -38,6 +38,11 @@ TRAINER = {"spec": {"containers": [{"name": "trainer", "image": "template"}]}}
             "podTemplate: the resources of the pods are invalid",
         ),
         (
+            {"podTemplate": {"spec": {"overhead": {f"x{n}.io/r": 0 for n in range(65)}}}},
+            {},
+            "a pod requests 65 different resources",
+        ),
+        (
             {"podTemplate": {"spec": {"overhead": {"cpu": "-100"}}}},
             {},
             "podTemplate: the resources of the pods are invalid: '-100' is not a quantity",
