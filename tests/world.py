@@ -150,7 +150,7 @@ class World(WorldObjects):
         if present is not None and present.queue:
             return present
         assert self.queue is not None
-        size = size_of(self.job.spec, self.queue.spec.node_resources)
+        size = size_of(self.job.spec, self.queue.spec)
         return admission_of(requests_of(self.job, self.queue, size), self.queue.metadata.name)
 
     def admit(self, nodes: int) -> None:

@@ -317,7 +317,7 @@ def _requests(job: TorchrunJob, queue: TorchrunQueue | None) -> GangRequests | N
     """Return what the spec requests; None without a queue."""
     if queue is None:
         return None
-    return requests_of(job, queue, size_of(job.spec, queue.spec.node_resources))
+    return requests_of(job, queue, size_of(job.spec, queue.spec))
 
 
 def _compact(tolerations: tuple[JsonObject, ...]) -> tuple[JsonObject, ...]:

@@ -8,16 +8,24 @@ from collections.abc import Iterator
 
 import msgspec
 
-from torchrun_api import names
+from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, objects_at
+from torchrun_api.json import JsonObject, object_at, objects_at
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.shared import PodTemplate
+from torchrun_api.variable import CONTROLLER, Variable
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 LONGEST_GRACE = 31536000  # as of reliability.terminationGracePeriodSeconds
 _GRACE = "terminationGracePeriodSeconds"
 _PLACEMENT = ("nodeSelector", "affinity")
+_FIXED = ("hostname", "subdomain")
+# Variables of workers that only the controller sets.
+RESERVED = frozenset(
+    variable.name
+    for variable in vars(contract).values()
+    if isinstance(variable, Variable) and CONTROLLER in variable.set_by
+)
 _TOKEN = "automountServiceAccountToken"  # noqa: S105  # a field's name
 
 
@@ -39,12 +47,28 @@ def trainer_image(template: PodTemplate) -> str:
     return str(next(images, None) or "")
 
 
+def trainer_resource(
+    templates: tuple[PodTemplate, ...], name: str, kinds: tuple[str, ...] = ("limits", "requests")
+) -> int | str | None:
+    """The limit, or the request, of a resource for the training container; the last one counts."""
+    for template in reversed(templates):
+        for container in objects_at(template.spec, "containers"):
+            if container.get("name") == names.TRAINER_CONTAINER:
+                resources = object_at(container, "resources")
+                for kind in kinds:
+                    value = object_at(resources, kind).get(name)
+                    if isinstance(value, int | str):
+                        return value
+    return None
+
+
 def check(queue: TorchrunQueue, job: TorchrunJob | None = None) -> None:
     """Refuse what cannot be honoured in the template of a queue, and in those of its job.
 
     Raises:
         InvalidSpecError: a template sets another restartPolicy than Never, or a grace period that
-            is none; or it mounts a token where the queue's own template says that none is.
+            is none; or it mounts a token where the queue's own template says that none is; or it
+            sets something that the controller sets.
     """
     final = queue.spec.pod_template.spec.get(_TOKEN) is False
     for path, template in _templates(queue, job):
@@ -61,12 +85,38 @@ def check(queue: TorchrunQueue, job: TorchrunJob | None = None) -> None:
                 f"{path}.spec.{_GRACE} is {_json(grace)}. Set it to an integer from 0 to"
                 f" {LONGEST_GRACE} (seconds)."
             )
+        _check_fixed(path, spec)
         if final and _TOKEN in spec and spec[_TOKEN] is not False:
             raise InvalidSpecError(
                 f"{path}.spec.{_TOKEN} is {_json(spec[_TOKEN])}, but podTemplate of TorchrunQueue"
                 f" {queue.metadata.name} sets it to false. Remove the field or choose another"
                 " queue."
             )
+
+
+def _check_fixed(path: str, spec: JsonObject) -> None:
+    """Refuse fields of a v1 PodSpec that the controller or the Job controller sets."""
+    for field in _FIXED:
+        if spec.get(field) is not None:
+            raise InvalidSpecError(
+                f"{path}.spec.{field} is {_json(spec[field])}, but the nodes of a gang find each"
+                " other by names that the controller sets. Remove the field."
+            )
+    for container in objects_at(spec, "containers"):
+        if container.get("name") != names.TRAINER_CONTAINER:
+            continue
+        for field in ("command", "args"):
+            if container.get(field) is not None:
+                raise InvalidSpecError(
+                    f"{path} sets {field} of the container trainer, which runs the launcher. Set"
+                    " spec.command of the job instead."
+                )
+        for variable in objects_at(container, "env"):
+            if variable.get("name") in RESERVED:
+                raise InvalidSpecError(
+                    f"{path} sets the variable {variable['name']}, which the controller sets."
+                    " Remove it (sizes, ports and backends have their own fields)."
+                )
 
 
 def grace_of_job(job: TorchrunJob) -> int | None:

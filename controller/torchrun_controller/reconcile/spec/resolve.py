@@ -101,7 +101,7 @@ class ResolvedSpec(Struct, frozen=True, kw_only=True):
 def resolve(job: TorchrunJob, queue: TorchrunQueue) -> ResolvedSpec:
     """Merge `job` over `queue`. Does not raise."""
     spec, template = job.spec, queue.spec
-    size = size_of(spec, template.node_resources)
+    size = size_of(spec, template)
     workspace = _workspace(job, template, size)
     policy = resolve_reliability(job, queue)
     scheduling = scheduling_of(job, queue)

@@ -7,7 +7,9 @@ from msgspec import Struct, structs
 
 from torchrun_api.job import JobNodeResources, TorchrunJobSpec
 from torchrun_api.quantity import amount_of, format_bytes, format_cpu
-from torchrun_api.queue import NodeResources
+from torchrun_api.queue import NodeResources, TorchrunQueueSpec
+from torchrun_api.shared import PodTemplate
+from torchrun_controller.reconcile.spec.pod_template import trainer_resource
 
 
 class Size(Struct, frozen=True, kw_only=True):
@@ -27,12 +29,13 @@ class Size(Struct, frozen=True, kw_only=True):
         return self.nodes * self.gpus_per_node
 
 
-def size_of(spec: TorchrunJobSpec, queue_resources: NodeResources) -> Size:
-    """Return the nodes of the gang, and what each requests; `queue_resources` are of a node.
+def size_of(spec: TorchrunJobSpec, queue: TorchrunQueueSpec) -> Size:
+    """Return the nodes of the gang, and what each requests.
 
     The head of a job has its own nodeResources. Does not raise: `validation` refuses what does not
     fit the queue.
     """
+    queue_resources = node_resources(queue, spec.pod_template)
     gpus = gpus_of(spec.node_resources, queue_resources)
     if spec.num_gpus is not None:
         nodes, gpus = spread(spec.num_gpus, gpus)
@@ -41,9 +44,23 @@ def size_of(spec: TorchrunJobSpec, queue_resources: NodeResources) -> Size:
     head = None
     if spec.head is not None:
         resources = spec.head.node_resources
-        head = _of_pods(nodes, gpus_of(resources, queue_resources), resources, queue_resources)
+        most = node_resources(queue, spec.pod_template, spec.head.pod_template)
+        head = _of_pods(nodes, gpus_of(resources, most), resources, most)
     size = _of_pods(nodes, gpus, spec.node_resources, queue_resources)
     return structs.replace(size, head=head)
+
+
+def node_resources(queue: TorchrunQueueSpec, *templates: PodTemplate) -> NodeResources:
+    """Return what a node of the queue has for a job with these pod templates.
+
+    Without GPUs in its nodeResources, a node has those of the training container in the templates.
+    """
+    resources = queue.node_resources
+    if resources.gpus:
+        return resources
+    layers = (queue.pod_template, *templates)
+    amount = trainer_resource(layers, resources.gpu_resource_name)
+    return structs.replace(resources, gpus=0 if amount is None else int(amount_of(amount)))
 
 
 def gpus_of(job_resources: JobNodeResources, queue_resources: NodeResources) -> int:
@@ -69,8 +86,9 @@ def _of_pods(
         requests["memory"] = format_bytes(memory)
     limits = {name: value for name, value in requests.items() if name != "cpu"}
     devices = {name: str(value) for name, value in sorted(queue_resources.extra.items())}
+    gpu = queue_resources.gpu_resource_name
     if gpus_per_node:
-        devices[queue_resources.gpu_resource_name] = str(gpus_per_node)
+        devices[gpu] = str(gpus_per_node)
     return Size(
         nodes=nodes,
         gpus_per_node=gpus_per_node,

@@ -8,26 +8,19 @@ version of the controller: they use `resolve`, which does not raise.
 import math
 from collections.abc import Iterator
 
-from torchrun_api import contract, names
+from torchrun_api import names
 from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.job import JobNodeResources, TorchrunJob, TorchrunJobSpec
-from torchrun_api.quantity import QuantityError, parse
-from torchrun_api.queue import NodeResources, TorchrunQueue
+from torchrun_api.quantity import QuantityError, amount_of, parse
+from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.reliability import FailureRule, Reliability
-from torchrun_api.variable import CONTROLLER, Variable
 from torchrun_controller.reconcile.spec import pod_template
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.requests import check_templates
 from torchrun_controller.reconcile.spec.resolve import image_of
-from torchrun_controller.reconcile.spec.size import gpus_of, size_of, spread
+from torchrun_controller.reconcile.spec.size import Size, gpus_of, node_resources, size_of, spread
 
-# Variables of workers that only the controller sets.
-RESERVED = frozenset(
-    variable.name
-    for variable in vars(contract).values()
-    if isinstance(variable, Variable) and CONTROLLER in variable.set_by
-)
 # The limit of a queue that sets none.
 DEFAULT_MAX_GRACE_SECONDS = 3600
 
@@ -41,12 +34,12 @@ def validate(job: TorchrunJob, queue: TorchrunQueue) -> None:
     spec, policy = job.spec, resolve_reliability(job, queue)
     problem = (
         _check_quantities(job, queue)
-        or _check_size(spec, queue.spec.node_resources)
+        or _check_size(spec, queue.spec)
         or _check_command(spec)
         or _check_env(spec)
         or _check_image(spec, queue)
         or _check_workspace(spec, queue)
-        or _over_limit(size_of(spec, queue.spec.node_resources).nodes, policy.max_nodes, queue)
+        or _over_limit(size_of(spec, queue.spec).nodes, policy.max_nodes, queue)
         or _over_grace(policy.grace_seconds, queue)
         or _over_priority(spec, queue)
         or _contradiction(spec, queue, never_restarts=policy.never_restart)
@@ -82,18 +75,33 @@ def _quantities(spec: TorchrunJobSpec, queue: TorchrunQueue) -> Iterator[int | s
     return (value for value in quantities if value is not None)
 
 
-def _check_size(spec: TorchrunJobSpec, queue_resources: NodeResources) -> str | None:
+def _check_size(spec: TorchrunJobSpec, queue: TorchrunQueueSpec) -> str | None:
     """Return why the spec has no size, or one that no node of the queue has."""
     if (spec.num_nodes is None) == (spec.num_gpus is None):
         return "Set exactly one of spec.numNodes and spec.numGPUs."
-    heads = () if spec.head is None else (("spec.head", spec.head.node_resources),)
-    for path, resources in (("spec", spec.node_resources), *heads):
-        problem = _over_node(f"{path}.nodeResources", resources, queue_resources)
-        if problem is not None:
-            return problem
-    if spec.num_gpus is None:
-        return None
-    return _check_gpus(spec.num_gpus, gpus_of(spec.node_resources, queue_resources))
+    most = node_resources(queue, spec.pod_template)
+    problem = _over_node("spec.nodeResources", spec.node_resources, most)
+    if problem is None and spec.head is not None:
+        most_of_head = node_resources(queue, spec.pod_template, spec.head.pod_template)
+        problem = _over_node("spec.head.nodeResources", spec.head.node_resources, most_of_head)
+    if problem is None and spec.num_gpus is not None:
+        problem = _check_gpus(spec.num_gpus, gpus_of(spec.node_resources, most))
+    return problem or _check_resources(spec, size_of(spec, queue))
+
+
+def _check_resources(spec: TorchrunJobSpec, size: Size) -> str | None:
+    """Return which resource of the job's podTemplate has no effect beside nodeResources."""
+    resources = {"requests": size.requests, "limits": size.limits}
+    for kind, amounts in resources.items():
+        for name, amount in amounts.items():
+            value = pod_template.trainer_resource((spec.pod_template,), name, (kind,))
+            if value is not None and amount_of(value) != amount_of(amount):
+                return (
+                    f"spec.podTemplate requests {value} of {name} for the container trainer, but"
+                    f" nodeResources of the job or its queue sets {amount}. Set"
+                    " spec.nodeResources, and remove it from spec.podTemplate."
+                )
+    return None
 
 
 def _over_node(
@@ -145,7 +153,7 @@ def _check_command(spec: TorchrunJobSpec) -> str | None:
 
 def _check_env(spec: TorchrunJobSpec) -> str | None:
     for variable in spec.env:
-        if variable.name in RESERVED:
+        if variable.name in pod_template.RESERVED:
             return (
                 f"spec.env contains {variable.name}, which the controller sets. Remove it (sizes,"
                 " ports and backends have their own fields)."

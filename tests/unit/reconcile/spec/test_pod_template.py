@@ -15,6 +15,7 @@ from torchrun_controller.reconcile.spec.validation import validate
 from world import DEFAULTS, World, make_job, make_queue
 
 GRACE = "terminationGracePeriodSeconds"
+GPU_LIMIT = {"nvidia.com/gpu": 8}
 TOKEN = "automountServiceAccountToken"
 
 
@@ -152,3 +153,67 @@ def test_each_value_is_honoured_or_refused(job: object, queue: object):
     except InvalidSpecError:
         return
     assert made[GRACE] == next((v for v in (job, queue) if v is not None), 30)
+
+
+def trainer(**fields: Any) -> dict[str, Any]:
+    return of(containers=[{"name": "trainer", **fields}])
+
+
+def gpus(kind: str, amount: object) -> dict[str, Any]:
+    return trainer(resources={kind: {"nvidia.com/gpu": amount}})
+
+
+@pytest.mark.parametrize(
+    ("job", "queue", "size", "ranks", "backend"),
+    [
+        (gpus("limits", 8), {}, (2, 8), 8, "nccl"),
+        (gpus("requests", "4"), {}, (2, 4), 4, "nccl"),
+        ({}, gpus("limits", 8), (2, 8), 8, "nccl"),
+        (gpus("limits", 2), gpus("limits", 8), (2, 2), 2, "nccl"),
+        (gpus("limits", 8), {"nodeResources": {"gpus": 8}}, (2, 8), 8, "nccl"),
+        ({"numNodes": None, "numGPUs": 12}, gpus("limits", 8), (2, 6), 6, "nccl"),
+        (gpus("limits", "many"), {}, (2, 0), 1, "gloo"),
+        (
+            of(containers=[{"name": "side", "resources": {"limits": GPU_LIMIT}}]),
+            {},
+            (2, 0),
+            1,
+            "gloo",
+        ),
+    ],
+)
+def test_a_node_has_the_gpus_of_its_pod(
+    job: dict[str, Any], queue: dict[str, Any], size: tuple[int, int], ranks: int, backend: str
+):
+    """As in the queues of the first version, which had them in the template."""
+    asked, laid_down = make_job(**{"numNodes": 2, **job}), make_queue(**queue)
+    run = resolve(asked, laid_down)
+    assert (run.size.nodes, run.size.gpus_per_node) == size
+    assert (run.nproc_per_node, run.backend) == (ranks, backend)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (trainer(command=["python"]), "sets command of the container trainer"),
+        (trainer(args=["train.py"]), "sets args of the container trainer"),
+        (trainer(env=[{"name": "PET_NNODES", "value": "1"}]), "sets the variable PET_NNODES"),
+        (of(subdomain="mine"), "spec.subdomain is"),
+        (of(hostname="mine"), "spec.hostname is"),
+    ],
+)
+def test_what_a_template_cannot_set_is_refused(template: dict[str, Any], message: str):
+    with pytest.raises(InvalidSpecError, match=f"^spec.podTemplate.*{message}"):
+        pod(template)
+    with pytest.raises(InvalidSpecError, match=f"^TorchrunQueue gpu: podTemplate.*{message}"):
+        pod({}, template)
+
+
+def test_resources_of_the_template_that_node_resources_override_are_refused():
+    node = {"nodeResources": {"gpus": 8, "cpus": 8}}
+    for resources in ({"requests": {"cpu": "9"}}, {"limits": {"nvidia.com/gpu": 4}}):
+        with pytest.raises(
+            InvalidSpecError, match=r"^spec.podTemplate requests (9|4) of .* sets 8"
+        ):
+            pod(trainer(resources=resources), node)
+    pod(trainer(resources={"requests": {"cpu": "8000m", "rdma/ib": 1}}), node)

@@ -22,7 +22,7 @@ QUOTA = {"quota": {"nodes": 8}}
 def requests(pod: dict[str, Any], **node: Any) -> GangRequests:
     queue = make_queue(nodeResources=node, podTemplate={"spec": pod})
     job = make_job(numNodes=2)
-    return requests_of(job, queue, size_of(job.spec, queue.spec.node_resources))
+    return requests_of(job, queue, size_of(job.spec, queue.spec))
 
 
 @pytest.mark.parametrize(
