@@ -48,6 +48,14 @@ BACKEND = Variable(
     "Backend for `init_process_group`, by default nccl with GPUs and gloo without.",
 )
 
+CPUS = Variable(
+    "TORCHRUN_CPUS",
+    COUNT,
+    (LAUNCHER, USER),
+    "CPUs that the training container requests, rounded up; 0 without a request. Divided by the"
+    " ranks of the node, they are the default of OMP_NUM_THREADS, unless `launcher` is none.",
+)
+
 # Workers: the command.
 COMMAND = Variable(
     "TORCHRUN_COMMAND",

@@ -65,6 +65,11 @@ class Variable(Generic[T]):
         """The v1 EnvVar of a field of the pod."""
         return {"name": self.name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
+    def env_var_of_request(self, resource: str) -> JsonObject:
+        """The v1 EnvVar of what its container requests of a resource, in whole units."""
+        reference: JsonObject = {"resource": f"requests.{resource}"}
+        return {"name": self.name, "valueFrom": {"resourceFieldRef": reference}}
+
     def read(self, environment: Mapping[str, str]) -> str:
         """The text in the environment, or the default."""
         return environment.get(self.name, self.default)

@@ -89,7 +89,7 @@ def missing_values(variables: Sequence[JsonObject]) -> list[str]:
     return [
         str(variable["name"])
         for variable in variables
-        if "valueFrom" in variable and "fieldRef" not in str(variable["valueFrom"])
+        if "valueFrom" in variable and "fieldref" not in str(variable["valueFrom"]).lower()
     ]
 
 

@@ -24,7 +24,7 @@ from .command_end import (
     cause_of_survivors,
     describe_stop,
 )
-from .command_environment import environment_of_command, make_reports_folder
+from .command_environment import default_threads, environment_of_command, make_reports_folder
 from .contract import LAUNCH_FAILED, STOPPED
 from .copies import Copy
 from .errors import LaunchError
@@ -133,6 +133,11 @@ def launch(
     )
     preposition = "with" if run.under_torchrun else "without"
     say(f"starting the command {preposition} torchrun, because {run.why}")
+    if settings.launcher != "none":
+        for name, value in default_threads(environment).items():
+            environment[name] = value
+            cpus, ranks = environment[contract.CPUS], environment[contract.PET_NPROC_PER_NODE]
+            say(f"{name} is {value}, from {cpus} CPUs for {ranks} ranks")
     reload = Reload(workspace, settings.start_file, settings.edit_wait)
     fencing: list[Watchdog] = []
 

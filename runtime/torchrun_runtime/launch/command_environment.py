@@ -10,6 +10,9 @@ from typing import Mapping
 from . import contract
 from .stacks import STACK_SIGNAL
 
+THREADS = "OMP_NUM_THREADS"
+_SHARE = (contract.CPUS, contract.PET_NPROC_PER_NODE)
+
 
 def make_reports_folder() -> str:
     """A directory that the command's processes can write to; "" if there is none."""
@@ -19,6 +22,18 @@ def make_reports_folder() -> str:
     with suppress(OSError):
         return tempfile.mkdtemp(prefix="reports-", dir=beside)
     return ""
+
+
+def default_threads(environment: Mapping[str, str]) -> dict[str, str]:
+    """OMP_NUM_THREADS, if it is not set: the CPUs that the pod requests, shared by its ranks.
+
+    torchrun's own default is 1 thread for each of several ranks; without torchrun, one rank has a
+    thread for each CPU of the machine, whatever its pod may use.
+    """
+    cpus, ranks = (environment.get(name, "") for name in _SHARE)
+    if THREADS in environment or not (cpus.isdecimal() and ranks.isdecimal()) or cpus == "0":
+        return {}
+    return {THREADS: str(max(1, int(cpus) // max(1, int(ranks))))}
 
 
 def environment_of_command(

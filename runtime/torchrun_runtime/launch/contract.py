@@ -6,6 +6,7 @@ Generated from torchrun_api (contract, names, exit_codes, contents, peer_loss) b
 JOB_UID = "TORCHRUN_JOB_UID"  # text
 ATTEMPT = "TORCHRUN_ATTEMPT"  # integer
 ROLE = "TORCHRUN_ROLE"  # text
+CPUS = "TORCHRUN_CPUS"  # integer
 COMMAND = "TORCHRUN_COMMAND"  # JSON
 LAUNCHER_MODE = "TORCHRUN_LAUNCHER"  # text
 WORKING_DIR = "TORCHRUN_WORKING_DIR"  # path

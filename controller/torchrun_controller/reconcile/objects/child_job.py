@@ -251,6 +251,7 @@ def _env(
             contract.COMMAND.env_var(job.spec.command),
             contract.LAUNCHER_MODE.env_var(job.spec.launcher),
             contract.BACKEND.env_var(run.backend),
+            contract.CPUS.env_var_of_request("cpu"),
             contract.WORKING_DIR.env_var(run.working_dir),
             contract.WORKSPACE_SOURCE.env_var(
                 volumes.WORKSPACE_SOURCE_DIR if copied_workspace else None

@@ -69,3 +69,24 @@ def test_a_bug_of_the_launcher_is_reported_with_its_traceback(tmp_path: Path) ->
     assert "The launcher has a bug: AttributeError(" in message["message"]
     assert "Traceback" in ended.stderr
     assert "no_such_setting" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({"TORCHRUN_CPUS": "96", "PET_NPROC_PER_NODE": "8"}, "12"),
+        ({"TORCHRUN_CPUS": "3", "PET_NPROC_PER_NODE": "8"}, "1"),
+        ({"TORCHRUN_CPUS": "8", "PET_NPROC_PER_NODE": "1"}, "8"),
+        ({"TORCHRUN_CPUS": "96", "PET_NPROC_PER_NODE": "8", "OMP_NUM_THREADS": "4"}, "4"),
+        ({"TORCHRUN_CPUS": "96", "PET_NPROC_PER_NODE": "8", "TORCHRUN_LAUNCHER": "none"}, ""),
+        ({"TORCHRUN_CPUS": "0", "PET_NPROC_PER_NODE": "8"}, ""),
+        ({"PET_NPROC_PER_NODE": "8"}, ""),
+    ],
+)
+def test_ranks_share_the_cpus_of_their_pod(
+    launcher: Launcher, variables: dict[str, str], threads: str
+) -> None:
+    result = launcher.start("echo =$OMP_NUM_THREADS", **variables).end()
+    assert result.out == f"={threads}\n"
+    is_default = threads and "OMP_NUM_THREADS" not in variables
+    assert result.err.count("OMP_NUM_THREADS is") == bool(is_default)
