@@ -1,5 +1,7 @@
 """The API reference as Markdown, from the schemas of the CRDs."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from torchrun_api.json import JsonObject, JsonValue
@@ -27,7 +29,29 @@ def reference(schemas: Mapping[str, JsonObject]) -> str:
         properties = _object(schema["properties"])
         for part in ("spec", "status"):
             sections += _tables(part, _object(properties[part]))
-    return "\n".join(sections)
+    return _linked("\n".join(sections))
+
+
+def _linked(page: str) -> str:
+    """Link the type of each field that has a table to that table."""
+    seen: Counter[str] = Counter()
+    kind, anchors = "", {}
+    for mark, title in re.findall(r"(?m)^(##+) (.+)$", page):
+        kind = title if mark == "##" else kind
+        slug = re.sub(r"[^\w-]", "", title.lower())
+        anchors[kind, title] = f"{slug}-{seen[slug]}" if seen[slug] else slug
+        seen[slug] += 1
+    lines, path = [], ""
+    for line in page.split("\n"):
+        if heading := re.match(r"(##+) (.+)", line):
+            kind, path = (heading[2], "") if heading[1] == "##" else (kind, heading[2])
+        row = re.match(r"\| `(\w+)` \| (object|list of object) \|", line)
+        table = f"{path}.{row[1]}{'[]' if row[2] != 'object' else ''}" if row else ""
+        if row and (kind, table) in anchors:
+            linked = row[0].replace("object |", f"[object](#{anchors[kind, table]}) |")
+            line = linked + line.removeprefix(row[0])
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _tables(path: str, schema: JsonObject) -> Iterator[str]:
