@@ -52,7 +52,16 @@ html_show_sphinx = False
 REASONS = "docs/troubleshooting"
 REASON = re.compile(r"[A-Z][a-z]+(?:[A-Z][A-Za-z]*)*|OOMKilled")
 # What people search for, and the reason that answers it.
-SYNONYMS = {"NCCL timeout": "Hung", "out of memory": "OOMKilled", "Pending": "QueueNotFound"}
+SYNONYMS = {
+    "NCCL timeout": "Hung",
+    "watchdog": "Hung",
+    "out of memory": "OOMKilled",
+    "CUDA out of memory": "Exception",
+    "SIGKILL": "Signaled",
+    "ImagePullBackOff": "ImagePullFailed",
+    "ErrImagePull": "ImagePullFailed",
+    "Insufficient nvidia.com/gpu": "Unschedulable",
+}
 
 
 def mark_reasons(app: Sphinx, doctree: nodes.document) -> None:
