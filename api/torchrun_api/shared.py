@@ -122,8 +122,9 @@ class Distributed(Wire, frozen=True, kw_only=True):
         RdzvBackend | None,
         Meta(
             description="Rendezvous backend of torchrun. Default: static for jobs of a fixed "
-            "size, c10d for elastic jobs. etcd-v2 and etcd need rdzvEndpoint; "
-            "without it, the job uses the default, and a condition says so."
+            "size, c10d for elastic jobs. etcd-v2 and etcd need rdzvEndpoint "
+            "or a default endpoint of the controller; without one, the job uses the default "
+            "backend, and a condition says so."
         ),
     ] = None
     rdzv_endpoint: Annotated[

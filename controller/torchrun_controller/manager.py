@@ -346,6 +346,7 @@ def _defaults(settings: Settings) -> Defaults:
     return Defaults(
         runtime_image=settings.runtime_image,
         runtime_image_pull_policy=settings.runtime_image_pull_policy,
+        etcd_endpoint=settings.etcd_endpoint,
         progress_url=settings.progress_url,
         docs_url=settings.docs_url,
     )

@@ -18,6 +18,7 @@ from torchrun_controller.logs import LogFormat, LogLevel
 from torchrun_controller.metrics.per_job import MAX_JOBS
 from torchrun_controller.reconcile.admission.nodes import parse_overhead
 from torchrun_controller.setting_parsers import (
+    ENDPOINT,
     IMAGE,
     NAME,
     SUBDOMAIN,
@@ -58,6 +59,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     admit_by_nodes: bool
     cohort_namespaces: tuple[str, ...]
     node_overhead: dict[str, int]
+    etcd_endpoint: str  # "": jobs name their own
     progress_url: str  # "": workers do not report
     progress_port: int
     docs_url: str  # "": messages have no links
@@ -128,6 +130,15 @@ OPTIONS: Final = (
         "",
         "Resources of each node that DaemonSets and other pods use. Admission does not count them "
         "as free.",
+    ),
+    Option(
+        _PODS,
+        "etcd_endpoint",
+        matching(ENDPOINT),
+        "host:port, such as etcd.infra.svc:2379",
+        "",
+        "Rendezvous endpoint of jobs with rdzvBackend etcd or etcd-v2 that name none. Empty: they "
+        "use the default backend, and the condition NotYetSupported says so.",
     ),
     Option(
         _PODS,

@@ -131,6 +131,7 @@ ALL_VALUES = {
         "admitByNodes": False,
         "cohortNamespaces": "prod,research",
         "nodeOverhead": "cpu=2,memory=8Gi",
+        "etcdEndpoint": "etcd.infra.svc:2379",
     },
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com"}],
     "serviceAccount": {"name": "runner", "annotations": {"example.com/role": "runner"}},

@@ -6,7 +6,9 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
+from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Attempt, UnfencedWorker
+from torchrun_api.unsupported import etcd_without_endpoint
 from torchrun_controller.reconcile.gang import (
     cleanup,
     deletion,
@@ -87,6 +89,14 @@ class Preparation(Struct, frozen=True, kw_only=True):
     environment: Environment | None
 
 
+def _with_endpoint(queue: TorchrunQueue, endpoint: str) -> TorchrunQueue:
+    """Return the queue with this endpoint of the rendezvous, unless it is empty."""
+    if not endpoint:
+        return queue
+    distributed = replace(queue.spec.distributed, rdzv_endpoint=endpoint)
+    return replace(queue, spec=replace(queue.spec, distributed=distributed))
+
+
 class Context:
     """One job at one moment. `now` is in UTC with whole seconds, as the API keeps times."""
 
@@ -94,7 +104,10 @@ class Context:
         job = without_future(observed.job, now)
         if gang.exists(job, observed.gang) and not observed.gang.current_job.spec.suspend:
             job = since_resumption(job, resumption_of(observed.gang), now)
-        self.observed = replace(observed, job=job)
+        queue = observed.queue
+        if queue is not None and etcd_without_endpoint(job.spec, queue.spec):
+            queue = _with_endpoint(queue, defaults.etcd_endpoint)
+        self.observed = replace(observed, job=job, queue=queue)
         self.now = now
         self.defaults = defaults
         self.reliability = resolve_reliability(observed.job, observed.queue)

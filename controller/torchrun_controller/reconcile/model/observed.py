@@ -195,5 +195,6 @@ class Defaults(Struct, frozen=True, kw_only=True):
 
     runtime_image: str
     runtime_image_pull_policy: str = "IfNotPresent"
+    etcd_endpoint: str = ""  # host:port for jobs with rdzvBackend etcd that name none; "": none
     progress_url: str = ""  # where workers report their progress; empty: they do not
     docs_url: str = ""  # the site of the documentation; empty: messages have no links

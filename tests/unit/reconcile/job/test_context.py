@@ -1,6 +1,14 @@
 """What the steps of a reconcile share."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from torchrun_controller.reconcile import reconcile
 from unit.reconcile.test_invariants import Histories, Reaction
+from world import DEFAULTS, World, make_job, make_queue
 
 
 def test_the_end_of_a_gang_that_no_status_recorded_is_counted_once() -> None:
@@ -18,3 +26,35 @@ def test_the_end_of_a_gang_that_no_status_recorded_is_counted_once() -> None:
     history.child_job_is_deleted(reaction=Reaction.TO_THE_END)
     assert world.job.status.attempts == ends
     assert (world.job.status.attempt, world.job.status.disruptions) == (1, 1)
+
+
+def variables(world: World, endpoint: str) -> tuple[dict[str, str], Any]:
+    """The variables of the workers, and the status."""
+    plan = reconcile(world.observed(), world.now, replace(DEFAULTS, etcd_endpoint=endpoint))
+    jobs: Iterator[Any] = (apply.body for apply in plan.applies if apply.kind.kind == "Job")
+    containers = next(jobs)["spec"]["template"]["spec"]["containers"]
+    return {v["name"]: v.get("value", "") for v in containers[0]["env"]}, plan.status
+
+
+ETCD = {"distributed": {"rdzvBackend": "etcd-v2"}}
+NAMED = {"distributed": {"rdzvBackend": "etcd-v2", "rdzvEndpoint": "own:2379"}}
+
+
+@pytest.mark.parametrize(
+    ("job", "queue", "default", "backend", "endpoint"),
+    [
+        (ETCD, {}, "etcd.infra:2379", "etcd-v2", "etcd.infra:2379"),
+        ({}, ETCD, "etcd.infra:2379", "etcd-v2", "etcd.infra:2379"),
+        (NAMED, {}, "etcd.infra:2379", "etcd-v2", "own:2379"),
+        ({}, {}, "etcd.infra:2379", "static", "train-0.train.ml.svc:29500"),
+        (ETCD, {}, "", "static", "train-0.train.ml.svc:29500"),
+    ],
+)
+def test_the_rendezvous(
+    job: dict[str, Any], queue: dict[str, Any], default: str, backend: str, endpoint: str
+):
+    world = World(make_job(numNodes=2, **job), make_queue(**queue))
+    env, status = variables(world, default)
+    assert (env["PET_RDZV_BACKEND"], env["PET_RDZV_ENDPOINT"]) == (backend, endpoint)
+    falls_back = bool(job or queue) and backend == "static"
+    assert any(c.type == "NotYetSupported" for c in status.conditions) is falls_back
