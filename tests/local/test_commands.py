@@ -119,6 +119,14 @@ NEVER = "  reliability: {restartPolicy: Never}\n"
 ALONE = "each one trained alone. Write the command as python train.py"
 
 
+# Stops its helper at the end.
+ENDS_ITS_GROUP = """\
+#!/bin/bash
+trap 'trap "" TERM; kill 0; wait' EXIT
+sleep 1000 &
+"""
+
+
 def once(command: str) -> dict[str, str]:
     """A job that runs a shell line without torchrun and without a restart."""
     return {"fail.py": ALWAYS_FAIL, "job.yaml": JOB.replace(SAY_LIST, json.dumps(command)) + NEVER}
@@ -258,6 +266,10 @@ CASES = (
             "python3 -c 'import time; time.sleep(600)' & sleep 1; python3 -c 'print(1)'",
             "python3 -c 'while 1: print(1)' | head -1",
         )
+    ),
+    *(
+        Case(f"SIGTERM from inside, by {command!r}", command, {"run.sh": ENDS_ITS_GROUP}, ())
+        for command in ("bash run.sh", "./run.sh", "python3 -V; kill $PPID; sleep 0.2; python3 -V")
     ),
     Case("a variable", "exec sh -c 'echo LR is $LR'", options=("-e", "LR=0.1"), out=("LR is 0.1",)),
     Case(

@@ -55,6 +55,13 @@ _WRAPPERS = {
     **dict.fromkeys(("nsys", "ncu", "numactl", "time", "stdbuf", "nice", "ionice"), False),
     **dict.fromkeys(("taskset", "env", "exec", "command"), False),
 }
+_PROGRAM = re.compile(r"[\w./+-]+")
+# Of shells; those that exist as programs, too, are left out.
+_BUILTIN = re.compile(
+    r"\.|alias|bg|break|cd|command|continue|declare|eval|exec|exit|export|fc|fg|getopts|hash|jobs|let"
+    r"|local|read|readonly|return|set|shift|source|times?|trap|type|typeset|ulimit|umask|unalias"
+    r"|unset|wait"
+)
 _DOTTED_MODULE = re.compile(
     r"-m (torch\.distributed\.(?:run|launch)|(?:accelerate|deepspeed)\.\S+)$"
 )
@@ -147,6 +154,19 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
         why = "it is one python command with values of other commands"
         return Run(as_it_is, True, why, as_it_is=tuple(as_it_is))
     return Run(as_it_is, False, obstacle, starts_ranks=starts is not None)
+
+
+def with_exec(line: str) -> str:
+    """The shell line with `exec`, if it is one program: the command is then the program itself.
+
+    It gets the signals, and its `kill 0` ends no shell around it.
+    """
+    parsed = _parse(line)
+    first = parsed.words[0] if parsed.words else ""
+    is_program = _PROGRAM.fullmatch(first) and not _BUILTIN.fullmatch(first)
+    if parsed.operator or parsed.assignments or not is_program:
+        return line
+    return f"exec {line.strip()}"
 
 
 def _in_each_rank(command: str | list[str], parsed: _Parsed, python: str) -> Run:

@@ -166,6 +166,26 @@ def alive(process: Process) -> bool:
     return now is not None and now.started == process.started
 
 
+def is_below(pid: int, root: int) -> bool:
+    """Whether a process, which may just have ended, is or was a descendant of `root`.
+
+    Nobody knows the parent of one that was reaped. Pid 1 of a container gets signals of Kubernetes
+    from outside, so a process with a number was inside.
+    """
+    if pid == 0:
+        return False
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError):
+            return root == 1
+        if parent == root:
+            return True
+        pid = parent
+    return False
+
+
 def send(processes: list[Process], number: int) -> None:
     """Send a signal to those that still run."""
     for process in processes:

@@ -1,7 +1,9 @@
 """Run the command: wait for it, forward signals in the right order, kill remaining processes.
 
 There are no signal handlers. All signals are blocked, and sigtimedwait returns them one by one, so
-that no handler interrupts other code. The command itself starts with no signal blocked.
+that no handler interrupts other code. The command itself starts with no signal blocked, in a
+separate process group: a script may end with `kill 0`, which is not a stop by Kubernetes. If there
+is a terminal, it belongs to that group while the command runs.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from .processes import (
     foremost,
     foremost_orphans,
     handles,
+    is_below,
     programs,
     send,
     signal_name,
@@ -41,7 +44,10 @@ _POLL = 0.1  # seconds between two checks for the end of a round, or while kille
 # Poll interval while ranks end. They are not children of the launcher. Their agent polls every
 # 0.1 s, and must not be the first to see that one rank fails while another saves.
 _POLL_RANKS = 0.005
-_CLEAR_SECONDS = 2.0
+# For killed processes to end. The kernel may need many seconds to free memory and GPU contexts. The
+# leader of the gang waits for 30 s (gang.leader.STOP_SECONDS), with the grace period of a round.
+_CLEAR_SECONDS = 24.0
+_CLEAR_SECONDS_OF_STOP = 2.0  # in the grace period of the pod, which soon ends the launcher
 _AGENT_SECONDS = 10.0  # grace period of torchrun after its ranks have ended
 
 
@@ -123,7 +129,9 @@ def supervise(
         if status is not None and not (stop and stop.awaits_orphans()):
             if on_success and not (status or stop or stop_request):
                 on_success()
-            has_survivors = not _clear()
+            _take_terminal(os.getpgrp(), child)
+            leaves = stop is not None and not stop.for_next_round
+            has_survivors = not _clear(_CLEAR_SECONDS_OF_STOP if leaves else _CLEAR_SECONDS)
             return _command_exit(status, stop, stop_request, has_survivors)
         if stop:
             stop.advance()
@@ -151,9 +159,18 @@ def _pause(
 
 
 def _stop_signal(seconds: float, signals: frozenset[signal.Signals]) -> int:
-    """Wait for a signal; its number if it is in STOPPING, 0 for any other or none."""
+    """Wait for a signal; its number if it is in STOPPING, 0 for any other or none.
+
+    One that the command itself has sent, for example with `pkill python`, is none.
+    """
     received = signal.sigtimedwait(signals, seconds)
-    return received.si_signo if received is not None and received.si_signo in STOPPING else 0
+    if received is None or received.si_signo not in STOPPING:
+        return 0
+    if is_below(received.si_pid, os.getpid()):
+        name = signal_name(received.si_signo)
+        say(f"ignoring {name} from process {received.si_pid} of the command")
+        return 0
+    return received.si_signo
 
 
 def _command_exit(
@@ -280,11 +297,12 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
     """Start the command and return its pid. The signal dispositions of Python are reset."""
     ends = streams.ends.items() if streams else ()
     try:
-        return os.posix_spawnp(
+        child = os.posix_spawnp(
             argv[0],
             argv,
             dict(environment),
             file_actions=[(os.POSIX_SPAWN_DUP2, end, stream) for stream, end in ends],
+            setpgroup=0,
             setsigmask=(),
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_HANDLED_SIGNALS),
         )
@@ -294,6 +312,24 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
     except OSError as error:
         message = f"Cannot start {argv[0]}: {error.strerror}."
         raise LaunchError("CommandNotExecutable", message, exit_code=NOT_EXECUTABLE) from error
+    if _take_terminal(child, os.getpgrp()):
+        with suppress(OSError):  # it may have read before, and stopped
+            os.killpg(child, signal.SIGCONT)
+    return child
+
+
+def _take_terminal(group: int, owner: int) -> bool:
+    """Let a process group read the terminal and get its Ctrl-C, if the owner has one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTTOU,))
+    try:
+        if os.tcgetpgrp(0) != owner:
+            return False
+        os.tcsetpgrp(0, group)
+    except OSError:  # no terminal
+        return False
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return True
 
 
 def _explain_missing(program: str, path: str) -> str:
@@ -317,9 +353,9 @@ def _explain_missing(program: str, path: str) -> str:
     )
 
 
-def _clear() -> bool:
+def _clear(seconds: float) -> bool:
     """Kill and reap remaining processes. False if some remain: the kernel may block a process."""
-    end = time.monotonic() + _CLEAR_SECONDS
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         remaining = descendants(os.getpid())
         if not remaining:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 
-from .command import SHELL, Run
+from .command import SHELL, Run, with_exec
 from .errors import LaunchError
 
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -38,7 +38,8 @@ def argv(run: Run) -> list[str]:
     Raises LaunchError (TorchMissing) if the image has no torch.
     """
     if not run.under_torchrun:
-        return run.argv
+        *shell, line = run.argv
+        return [*shell, with_exec(line)] if shell == [SHELL, "-c"] else run.argv
     program = [*_IN_ENVIRONMENT, "-m", _RUN] if run.in_environment else _program(run)
     ranks = [*program, "--no-python", *run.argv]
     if not (run.before or run.after):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_runtime.launch.command import SHELL, Run, decide
+from torchrun_runtime.launch.command import SHELL, Run, decide, with_exec
 from torchrun_runtime.launch.errors import LaunchError
 
 PYTHON = "/usr/bin/python3"
@@ -269,3 +269,19 @@ def test_refuses_a_command_that_contradicts_the_job(
 )
 def test_accepts_a_command_that_repeats_the_job(command: str, nnodes: str) -> None:
     assert decided(command, nnodes=nnodes)
+
+
+@pytest.mark.parametrize(
+    ("line", "started"),
+    [
+        (" bash run.sh\n", "exec bash run.sh"),
+        ("./run.sh $X # notes", "exec ./run.sh $X # notes"),
+        *(
+            (line, line)
+            for line in ("bash run.sh; date", "A=1 bash run.sh", "$RUN", ". run.sh", "#")
+        ),
+        *((line, line) for line in ("exit 3", "cd /", "time bash run.sh", "source run.sh")),
+    ],
+)
+def test_one_program_replaces_the_shell_around_it(line: str, started: str) -> None:
+    assert with_exec(line) == started
