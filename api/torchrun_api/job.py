@@ -389,3 +389,6 @@ class TorchrunJob(Wire, frozen=True, kw_only=True):
     invalid: Annotated[
         str, Meta(description="Why the spec could not be read; never on the wire.")
     ] = field(default="", name="__invalid__")
+    incomplete: Annotated[
+        bool, Meta(description="Whether the status could not be read either; never on the wire.")
+    ] = field(default=False, name="__incomplete__")

@@ -1,6 +1,6 @@
 """TorchrunQueue: a template for jobs."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from msgspec import Meta, field
 
@@ -17,7 +17,7 @@ from torchrun_api.gang_schedulers import GANG_SCHEDULERS, GangScheduling
 from torchrun_api.meta import Condition, ObjectMeta, Wire
 from torchrun_api.names import MAX_LABEL
 from torchrun_api.reliability import Reliability
-from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, RemovedField, Rule
+from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, RemovedField, Rule, one_of
 from torchrun_api.shared import (
     EXISTING_CLAIM,
     LOCAL_CHECKPOINTS,
@@ -300,6 +300,15 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
     limits: Limits = Limits()
 
 
+QueuePhase = Literal["Active", "Updating", "Terminating"]
+if TYPE_CHECKING:
+    StatusQueuePhase: TypeAlias = QueuePhase
+    StatusGang: TypeAlias = GangScheduling
+else:
+    StatusQueuePhase = Annotated[str, one_of(*get_args(QueuePhase))]
+    StatusGang = Annotated[str, one_of(*get_args(GangScheduling))]
+
+
 class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
     """State of the queue."""
 
@@ -311,14 +320,14 @@ class TorchrunQueueStatus(Wire, frozen=True, kw_only=True):
         Meta(description="metav1 conditions.", extra_json_schema=BY_TYPE),
     ] = ()
     phase: Annotated[
-        Literal["Active", "Updating", "Terminating"] | None,
+        StatusQueuePhase | None,
         Meta(
             description="Active: the queue accepts jobs. Updating: the last change is not in "
             "use yet; see the conditions. Terminating: the queue is deleted when "
             "its running jobs have ended."
         ),
     ] = None
-    gang: Annotated[GangScheduling | None, Meta(description="Gang scheduler in use.")] = None
+    gang: Annotated[StatusGang | None, Meta(description="Gang scheduler in use.")] = None
     jobs: QueueJobs | None = None
     admission: QueueAdmission | None = None
 
@@ -350,3 +359,6 @@ class TorchrunQueue(Wire, frozen=True, kw_only=True):
     invalid: Annotated[
         str, Meta(description="Why the spec could not be read; never on the wire.")
     ] = field(default="", name="__invalid__")
+    incomplete: Annotated[
+        bool, Meta(description="Whether the status could not be read either; never on the wire.")
+    ] = field(default=False, name="__incomplete__")

@@ -1,11 +1,11 @@
 """Restarts after failures, deadline and TTL. The values of a queue are defaults of its jobs."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
 from torchrun_api.meta import Wire
-from torchrun_api.schema import RemovedField, Rule
+from torchrun_api.schema import RemovedField, Rule, one_of
 from torchrun_api.shared import RestartCount
 
 ExitCode = Annotated[int, Meta(ge=1, le=255)]
@@ -16,6 +16,13 @@ HangSeconds = Annotated[int, Meta(ge=10, le=31536000)]
 SecondsOrNone = Annotated[int, Meta(ge=0, le=31536000)]
 Action = Literal["fail", "restart", "ignore"]
 RestartScope = Literal["InPlace", "Gang"]
+
+
+RestartPolicy = Literal["OnFailure", "Never"]
+if TYPE_CHECKING:
+    StatusRestartPolicy: TypeAlias = RestartPolicy
+else:
+    StatusRestartPolicy = Annotated[str, one_of(*get_args(RestartPolicy))]
 
 
 class FailureRule(Wire, frozen=True, kw_only=True):
@@ -77,9 +84,7 @@ class QueuePolicy(Wire, frozen=True, kw_only=True):
         Annotated[RestartCount, Meta(description="Value from the queue's reliability.")] | None
     ) = None
     restart_policy: (
-        Annotated[
-            Literal["OnFailure", "Never"], Meta(description="Value from the queue's reliability.")
-        ]
+        Annotated[StatusRestartPolicy, Meta(description="Value from the queue's reliability.")]
         | None
     ) = None
     rules: (
@@ -140,7 +145,7 @@ class Reliability(Wire, frozen=True, kw_only=True):
     ) = None
     restart_policy: (
         Annotated[
-            Literal["OnFailure", "Never"],
+            RestartPolicy,
             Meta(
                 description="Never: the job fails at its first failure or disruption. After a "
                 "pause, a resize or a preemption by admission, a new gang follows as usual. "

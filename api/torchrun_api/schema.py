@@ -44,6 +44,15 @@ Quantity: TypeAlias = Annotated[
     ),
 ]
 
+
+def one_of(*values: str) -> Meta:
+    """An enumeration of a status, which is read as any string: a newer version may have added one.
+
+    Use it at run time only. The type checker gets the Literal.
+    """
+    return Meta(extra_json_schema={"enum": [*sorted(values)]})
+
+
 # An object with the fields of a Kubernetes type: the API server keeps unknown fields.
 Embedded: TypeAlias = Annotated[
     JsonObject, Meta(extra_json_schema={"x-kubernetes-preserve-unknown-fields": True})

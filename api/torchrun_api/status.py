@@ -1,6 +1,6 @@
 """Status of a TorchrunJob: how far the run is, and why."""
 
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
@@ -8,7 +8,7 @@ from torchrun_api.admission import Admission, MetDependency
 from torchrun_api.meta import Condition, Time, Wire
 from torchrun_api.names import MOST_GANGS
 from torchrun_api.reliability import QueuePolicy
-from torchrun_api.schema import BY_NAME, BY_TYPE
+from torchrun_api.schema import BY_NAME, BY_TYPE, one_of
 
 Phase = Literal[
     "Pending",
@@ -22,6 +22,10 @@ Phase = Literal[
     "Preempted",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+if TYPE_CHECKING:
+    StatusPhase: TypeAlias = Phase
+else:
+    StatusPhase = Annotated[str, one_of(*PHASES)]
 # A job in one of these phases never leaves it.
 TERMINAL: frozenset[Phase] = frozenset({"Succeeded", "Failed", "TimedOut"})
 UNFINISHED: tuple[Phase, ...] = tuple(phase for phase in PHASES if phase not in TERMINAL)
@@ -127,7 +131,7 @@ class UnfencedWorker(Wire, frozen=True, kw_only=True):
 class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     """How far the job is, and why it is waiting or failed."""
 
-    phase: Annotated[Phase | None, Meta(description="Summary of the conditions.")] = None
+    phase: Annotated[StatusPhase | None, Meta(description="Summary of the conditions.")] = None
     conditions: Annotated[
         tuple[Condition, ...],
         Meta(

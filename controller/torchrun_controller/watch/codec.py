@@ -160,6 +160,7 @@ class Codec(Generic[T]):
         fields = msgspec.structs.fields(cast(type[Struct], object_type))
         names = {each.name: each.encode_name for each in fields}
         self._invalid = names.get("invalid", "")
+        self._incomplete = names.get("incomplete", "")
         self._previous: T | None = None
 
     def frame(self, line: bytes) -> Upserted[T] | Deleted | Bookmark | ServerError | Faulted:
@@ -230,12 +231,14 @@ class Codec(Generic[T]):
     def _mark_invalid(self, raw: Raw, message: str, without: str) -> bytes:
         """Return the object as JSON without `without`, and with `message` as its `invalid` field.
 
-        "spec" removes the spec only; "status" removes both.
+        "spec" removes the spec only; "status" removes both, and sets the field `incomplete`.
         """
         pieces = _PIECES.decode(raw)
-        fields = {"metadata": pieces.metadata, self._invalid: message}
+        fields: dict[str, object] = {"metadata": pieces.metadata, self._invalid: message}
         if without == "spec":
             fields["status"] = pieces.status
+        else:
+            fields[self._incomplete] = True
         return msgspec.json.encode(fields)
 
 

@@ -251,6 +251,7 @@ def _classify(
             preempted_for="" if meta.terminating else admission.preempted_for,
             nominated=admission.nominated,
             is_deleted=meta.terminating,
+            is_fixed=bool(job.invalid),
         ),
         tolerations=_compact(scheduling.tolerations),
         deadline=resolve_reliability(job, queue).deadline,

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.core import Pod
-from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
+from torchrun_api.status import PHASES, TERMINAL, Phase, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup, fence
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.job import events, finished, progress, refusals, status
@@ -47,6 +47,7 @@ from torchrun_controller.reconcile.job.unused_admission import (
     with_returned_admission,
 )
 from torchrun_controller.reconcile.model.blocked import linked
+from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
     Observed,
@@ -54,7 +55,7 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedWorkspace,
 )
 from torchrun_controller.reconcile.model.phases import ROWS
-from torchrun_controller.reconcile.model.plan import Plan
+from torchrun_controller.reconcile.model.plan import Event, Plan
 from torchrun_controller.reconcile.model.times import (
     deadline_left,
     sync_left,
@@ -65,6 +66,8 @@ from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability, resolve_reliability
+
+_KNOWN = (None, *PHASES)
 
 
 class Step(Struct, frozen=True):
@@ -117,10 +120,32 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     """
     if observed.job.metadata.terminating:
         return Plan()
+    unreadable = describe_unreadable(observed)
+    if unreadable:
+        return Plan(events=(Event("Warning", "Unreadable", unreadable),))
     if observed.job.status.phase in TERMINAL:
         return plan_finished(observed, now)
     context = Context(observed, now, defaults)
     return plan(context, first_decision(context), observed.job.status)
+
+
+def describe_unreadable(observed: Observed) -> str:
+    """Return why a job is left alone, with its pods and its status; "" for all others.
+
+    A newer version may have written it. A status that this version wrote would remove what it
+    cannot read. A spec that it cannot read is reported in the status as long as nothing runs.
+    """
+    job = observed.job
+    problem = f"status.phase is {job.status.phase}" if job.status.phase not in _KNOWN else ""
+    has_run = job.status.workers is not None or bool(observed.gang.child_jobs)
+    if job.incomplete or (job.invalid and has_run):
+        problem = job.invalid
+    if not problem:
+        return ""
+    return (
+        f"This version of the controller cannot read the job: {sentence(problem)} It leaves job"
+        " and pods as they are. Upgrade the controller, or correct the field."
+    )
 
 
 def first_decision(context: Context) -> Decision:

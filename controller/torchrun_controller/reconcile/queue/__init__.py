@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from torchrun_controller.reconcile.model.observed import Defaults
+from torchrun_controller.reconcile.model.plan import Event
 from torchrun_controller.reconcile.queue import finalizer, jobs, kai, status, template
 from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan, TemplateCheck
 
@@ -14,6 +15,10 @@ def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) 
     queue = observed.queue
     if queue.metadata.deletion_timestamp is not None:
         return finalizer.finalize(observed, now)
+    if queue.incomplete:
+        # A newer version may have written it: a status of this one would remove what it added.
+        message = f"This version of the controller cannot read the queue: {queue.invalid}"
+        return QueuePlan(events=(Event("Warning", "Unreadable", message),))
     check = template.check_template(observed, defaults)
     if check.condition is None:
         return QueuePlan(trial=check.trial)
