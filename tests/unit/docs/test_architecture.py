@@ -7,7 +7,7 @@ from pages import ROOT
 
 PAGE = ROOT / "ARCHITECTURE.md"
 CONTROLLER = ROOT / "controller" / "torchrun_controller"
-PACKAGES = ("api", "bench", "cluster", "manifests", "plugin", "runtime", "sdk")
+PACKAGES = ("api", "bench", "cluster", "docs", "manifests", "plugin", "runtime", "sdk")
 
 
 def rows() -> dict[str, list[str]]:
