@@ -51,7 +51,7 @@ def find_worker(target: Target, name: str, node: int | None, rank: int | None) -
             ]
 
         index, running = cluster.run(running_workers)
-        flags = ["-n", cluster.namespace, *target.flags(namespace=False)]
+        flags = cluster.pinned.flags()
         for pod_index, pod in running:
             if pod_index == index:
                 return Worker(flags, pod, index)

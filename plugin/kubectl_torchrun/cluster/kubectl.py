@@ -3,6 +3,7 @@
 Every authentication method of kubectl works, and no credential passes through this program.
 """
 
+import json
 import os
 import re
 import select
@@ -14,14 +15,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from kubectl_torchrun.errors import ClusterProblem
+from kubectl_torchrun.home import home
 from kubectl_torchrun.text import echo
+
+if TYPE_CHECKING:
+    from torchrun_api.json import JsonObject
 
 _START_SECONDS = 15.0
 _LONGEST_ERROR = 1 << 14  # bytes of a line of stderr
 _SERVING = re.compile(rb"Starting to serve on (.+)\n")
+_LOADING = re.compile(r'error loading config file "([^"]*)": (.*)', re.DOTALL)
+_CONFIG_LISTS = ("contexts", "clusters", "users")
+_NO_CONFIG = "couldn't get version/kind"  # of kubectl, before a type of Go
 _LOG_LINE = re.compile(r"[IWEF]\d{4} ")
 _SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -63,16 +71,6 @@ def proxy(target: Target) -> Iterator[Path]:
 
     Raises ClusterProblem with kubectl's error if it does not start.
     """
-    with starting_proxy(target) as wait_for_socket:
-        yield wait_for_socket()
-
-
-@contextmanager
-def starting_proxy(target: Target) -> Iterator[Callable[[], Path]]:
-    """As `proxy`, but the path is that of a call, which waits until the proxy has started.
-
-    The start takes as long as any other start of kubectl, so both can run at the same time.
-    """
     command = [find_kubectl(), *target.flags(namespace=False)]
     with subprocess.Popen(
         ["/bin/sh", "-c", _GUARD, "sh", *command],
@@ -85,17 +83,12 @@ def starting_proxy(target: Target) -> Iterator[Callable[[], Path]]:
         assert process.stdout is not None
         assert process.stderr is not None
         stderr = LastLines(process.stderr, _print_prompt)
-        stdout = process.stdout
-
-        def wait_for_socket() -> Path:
-            socket = _SERVING.search(_first_output(stdout))
-            if socket is None:
-                why = " ".join(stderr.after_end()) or "no error message"
-                raise ClusterProblem(f"kubectl proxy failed to start: {why}")
-            return Path(os.fsdecode(socket[1]))
-
         try:
-            yield wait_for_socket
+            socket = _SERVING.search(_first_output(process.stdout))
+            if socket is None:
+                why = " ".join(stderr.after_end()).removeprefix("error: ") or "no error message"
+                raise ClusterProblem(f"kubectl proxy failed to start: {why}")
+            yield Path(os.fsdecode(socket[1]))
         finally:
             process.stdin.close()
             process.wait()  # after Ctrl-C, Popen would wait for 0.25 s only
@@ -108,35 +101,121 @@ class ClusterNamespace(NamedTuple):
     name: str
 
 
-def resolve(target: Target) -> ClusterNamespace:
-    """The namespace that the flags and the current context select. Raises ClusterProblem.
+class SelectedCluster(NamedTuple):
+    """What the flags select.
 
-    The namespace is the flag's, else the context's, else kubectl's default.
+    pinned: flags with the name of the context. All kubectl commands of one call have them, so that
+    a change of the current context does not send the next one to another cluster.
     """
-    form = '{.clusters[0].cluster.server}{"\\n"}{..namespace}'
-    command = [find_kubectl(), "config", "view", "--minify", f"--output=jsonpath={form}"]
-    try:
-        result = subprocess.run(
-            [*command, *target.flags()], capture_output=True, text=True, timeout=_START_SECONDS
+
+    where: ClusterNamespace
+    pinned: Target
+
+
+def resolve(target: Target) -> SelectedCluster:
+    """The cluster and the namespace that the flags and the current context select.
+
+    The namespace is the flag's, else the context's, else kubectl's default. Raises ClusterProblem
+    with the file or the name that is wrong.
+    """
+    from torchrun_api.json import object_at
+
+    config = _read_config(target)
+    contexts, clusters, users = (_by_name(config, kind) for kind in _CONFIG_LISTS)
+    name = target.context or str(config.get("current-context") or "")
+    files = _existing_files(target)
+    if not files and not name and _SERVICE_ACCOUNT_NAMESPACE.exists():
+        namespace = target.namespace or _SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
+        return SelectedCluster(
+            ClusterNamespace("", namespace), target._replace(namespace=namespace)
         )
-    except subprocess.TimeoutExpired:
-        raise ClusterProblem("kubectl config view timed out.") from None
-    if result.returncode == 0:
-        server, _, current = result.stdout.partition("\n")
-        return ClusterNamespace(server.strip(), target.namespace or current.strip() or "default")
-    if target.namespace:  # `kubectl proxy` reports the error, if a cluster is needed
-        return ClusterNamespace("", target.namespace)
-    if target.context or target.kubeconfig or not _SERVICE_ACCOUNT_NAMESPACE.exists():
+    if not files:
+        raise ClusterProblem(_no_kubeconfig(target))
+    file = os.pathsep.join(files)
+    if not contexts:
         raise ClusterProblem(
-            f"kubectl has no cluster configured: {result.stderr.strip()}\n"
-            "Select one with --kubeconfig or --context. See: kubectl config get-contexts"
+            f"Kubeconfig {file} has no contexts. Select another one with --kubeconfig or"
+            " KUBECONFIG."
         )
-    return ClusterNamespace("", _SERVICE_ACCOUNT_NAMESPACE.read_text().strip())
+    if name not in contexts:
+        problem = f"has no context {name}" if name else "selects no context"
+        raise ClusterProblem(
+            f"Kubeconfig {file} {problem}. Its contexts: {', '.join(sorted(contexts))}.\n"
+            "Add --context, or run: kubectl config use-context NAME"
+        )
+    context = object_at(contexts[name], "context")
+    cluster, user = str(context.get("cluster") or ""), str(context.get("user") or "")
+    for kind, part, known in (("cluster", cluster, clusters), ("user", user, users)):
+        if part in known or (not part and kind == "user"):
+            continue
+        problem = f"needs {kind} {part}, which the file does not have" if part else f"has no {kind}"
+        raise ClusterProblem(
+            f"Context {name} of kubeconfig {file} {problem}.\n"
+            f"Correct it: kubectl config set-context {name} --{kind}=NAME"
+        )
+    server = str(object_at(clusters[cluster], "cluster").get("server") or "")
+    namespace = target.namespace or str(context.get("namespace") or "default")
+    where = ClusterNamespace(server, namespace)
+    return SelectedCluster(where, Target(target.kubeconfig, name, namespace))
 
 
-def namespace(target: Target) -> str:
-    """The selected namespace. Raises ClusterProblem."""
-    return target.namespace or resolve(target).name
+def _read_config(target: Target) -> "JsonObject":
+    """The kubeconfig as kubectl merges it, without credentials. Raises ClusterProblem."""
+    if target.kubeconfig and not Path(target.kubeconfig).exists():
+        raise ClusterProblem(_no_kubeconfig(target))
+    flags = Target(target.kubeconfig).flags()
+    command = [find_kubectl(), "config", "view", "--output=json", *flags]
+    try:
+        result = subprocess.run(command, capture_output=True, timeout=_START_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise ClusterProblem(
+            f"kubectl config view did not end within {_START_SECONDS:.0f} s."
+        ) from None
+    if result.returncode:
+        text = result.stderr.decode(errors="replace").strip()
+        match = _LOADING.search(text)
+        file, why = match.groups() if match else (":".join(_files(target)), text)
+        if why.startswith(_NO_CONFIG):
+            why = "it is not a kubeconfig."
+        raise ClusterProblem(
+            f"Cannot read kubeconfig {file}: {why}\nCorrect the file, or select another one with"
+            " --kubeconfig."
+        )
+    try:
+        config: JsonObject = json.loads(result.stdout)
+    except ValueError:
+        raise ClusterProblem("kubectl config view printed no JSON. Update kubectl.") from None
+    return config
+
+
+def _files(target: Target) -> list[str]:
+    """The kubeconfig files that kubectl reads."""
+    if target.kubeconfig:
+        return [target.kubeconfig]
+    named = [file for file in os.environ.get("KUBECONFIG", "").split(os.pathsep) if file]
+    return named or [str(home() / ".kube" / "config")]
+
+
+def _existing_files(target: Target) -> list[str]:
+    return [file for file in _files(target) if Path(file).exists()]
+
+
+def _no_kubeconfig(target: Target) -> str:
+    file = os.pathsep.join(_files(target))
+    if target.kubeconfig:
+        return f"Kubeconfig {file} does not exist. Correct --kubeconfig."
+    if os.environ.get("KUBECONFIG"):
+        return f"Kubeconfig {file} does not exist. Correct the variable KUBECONFIG."
+    return (
+        f"No cluster is configured: {file} does not exist. Select a kubeconfig with --kubeconfig or"
+        " KUBECONFIG.\nWithout a cluster: kubectl torchrun run --local"
+    )
+
+
+def _by_name(config: "JsonObject", kind: str) -> "dict[str, JsonObject]":
+    from torchrun_api.json import objects_at
+
+    return {str(item.get("name")): item for item in objects_at(config, kind)}
 
 
 def find_kubectl() -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import anyio
 
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable, Unreadable, connect
-from kubectl_torchrun.cluster.kubectl import Target, namespace, starting_proxy
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace, Target, proxy, resolve
 from kubectl_torchrun.errors import ClusterProblem, Problem, UsageProblem
 
 T = TypeVar("T")
@@ -26,11 +26,22 @@ _NO_PERMISSION = re.compile(r'\bUser ".*" cannot ')
 
 
 class Cluster(NamedTuple):
-    """A namespace of a cluster, and the socket of `kubectl proxy`."""
+    """A namespace of a cluster, and the socket of `kubectl proxy`.
+
+    target: the flags of the user. pinned: the flags of the kubectl commands of this call.
+    server: the address of the API server; empty where unknown.
+    """
 
     target: Target
     namespace: str
     socket: Path
+    pinned: Target = Target()
+    server: str = ""
+
+    @property
+    def where(self) -> ClusterNamespace:
+        """The namespace, also for memories of earlier calls."""
+        return ClusterNamespace(self.server, self.namespace)
 
     def run(self, work: Callable[[Api], Awaitable[T]]) -> T:
         """Run `work` with a client.
@@ -57,7 +68,7 @@ class Cluster(NamedTuple):
             raise problem from error
 
     def command(self, words: str, *arguments: str) -> str:
-        """A kubectl command line for this namespace of this cluster.
+        """A kubectl command line for the user, for this namespace of this cluster.
 
         words: separated by spaces; arguments may have spaces.
         """
@@ -68,9 +79,9 @@ class Cluster(NamedTuple):
 @contextmanager
 def session(target: Target) -> Iterator[Cluster]:
     """The selected namespace, through `kubectl proxy`. Raises ClusterProblem."""
-    with starting_proxy(target) as wait_for_socket:
-        where = namespace(target)
-        yield Cluster(target, where, wait_for_socket())
+    where, pinned = resolve(target)
+    with proxy(pinned) as socket:
+        yield Cluster(target, where.name, socket, pinned, where.server)
 
 
 def _closed_pipe(error: BaseException) -> bool:

@@ -51,9 +51,8 @@ class Place(NamedTuple):
 
     def command(self, *words: str) -> list[str]:
         """A command line that runs a command in the container."""
-        flags = self.cluster.target.flags(namespace=False)
-        where = ["-n", self.cluster.namespace, self.pod, "-c", self.container]
-        return [find_kubectl(), *flags, "exec", *where, "--", *words]
+        where = [*self.cluster.pinned.flags(), self.pod, "-c", self.container]
+        return [find_kubectl(), "exec", *where, "--", *words]
 
     @contextmanager
     def output(self, *words: str) -> Iterator[IO[bytes]]:

@@ -10,13 +10,14 @@ from kubectl_torchrun import output
 from kubectl_torchrun.cluster import wait
 from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
-from kubectl_torchrun.cluster.kubectl import ClusterNamespace, Target, proxy, resolve
+from kubectl_torchrun.cluster.kubectl import ClusterNamespace, Target, resolve
 from kubectl_torchrun.cluster.narrator import Narrator
-from kubectl_torchrun.cluster.session import Cluster
+from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import JOBS, QUEUES
 from kubectl_torchrun.errors import (
     DETACHED,
     REPEATED_FAILURE,
+    ClusterProblem,
     Problem,
     RunProblem,
     UploadProblem,
@@ -75,20 +76,18 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
         options = options._replace(wait=wait.check(options.wait))
     files = consent.scan(options.directory, options.overlay)
     pack.check(files)
-    namespace = resolve(target)
     if options.dry_run == "client":
-        return _print_manifest(request, namespace, files, options, terminal)
-    with proxy(target) as socket:
-        cluster = Cluster(target, namespace.name, socket)
+        return _print_manifest(request, _where(target), files, options, terminal)
+    with session(target) as cluster:
         request = request._replace(queue=cluster.run(lambda api: _select_queue(api, request.queue)))
         tree.note_skipped(files, terminal)
-        cache = UploadCache(namespace, options.directory)
+        cache = UploadCache(cluster.where, options.directory)
         workspace = read_workspace(cache, files, terminal)
         base = workspace.previous.job if workspace.previous else ""
-        token = upload_token.upload_token(namespace, request.name)
+        token = upload_token.upload_token(cluster.where, request.name)
         body = job_manifest.build(
             request,
-            namespace.name,
+            cluster.namespace,
             workspace.manifest.sha256,
             base,
             upload_token.token_sha256(token),
@@ -100,6 +99,16 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: T
             return 0
         submission = Submission(cluster, request.name, workspace, cache, terminal, options, token)
         return submission.run(body)
+
+
+def _where(target: Target) -> ClusterNamespace:
+    """The selected namespace; with --namespace also without a cluster. Raises ClusterProblem."""
+    try:
+        return resolve(target).where
+    except ClusterProblem:
+        if target.namespace:
+            return ClusterNamespace("", target.namespace)
+        raise
 
 
 def _print_manifest(

@@ -1,8 +1,8 @@
 """Upload a directory to an existing job, or request a new fetch of its workspace."""
 
 from kubectl_torchrun.cluster import wait
-from kubectl_torchrun.cluster.kubectl import Target, resolve, starting_proxy
-from kubectl_torchrun.cluster.session import Cluster
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.terminal import Terminal
@@ -27,15 +27,13 @@ def sync(
 
     A job with a git or s3 workspace fetches it again instead. watch: upload each edit.
     """
-    with starting_proxy(target) as wait_for_socket:
-        namespace = resolve(target)
-        cluster = Cluster(target, namespace.name, wait_for_socket())
+    with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         _check_source(job, cluster)
         if _source(job) in FETCHED_SOURCES:
             return _fetch_again(cluster, job, terminal) or _wait(cluster, name, options, terminal)
-        cache = UploadCache(namespace, options.directory)
-        token = upload_token.upload_token(namespace, name)
+        cache = UploadCache(cluster.where, options.directory)
+        token = upload_token.upload_token(cluster.where, name)
         if job.workspace_ready or watch:
             reload = Reload(
                 cluster,

@@ -23,7 +23,6 @@ from kubectl_torchrun.cluster.kubectl import (
     LastLines,
     Target,
     bounded_lines,
-    namespace,
     proxy,
     resolve,
 )
@@ -184,11 +183,71 @@ def test_a_missing_kubectl_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_namespace_is_the_flags_or_the_contexts_or_default(tmp_path: Path) -> None:
     plain = kubeconfig(tmp_path, "http://127.0.0.1:9")
-    assert namespace(plain) == "default"
-    assert namespace(plain._replace(context="there")) == "far"
-    assert namespace(plain._replace(context="there", namespace="mine")) == "mine"
-    with pytest.raises(ClusterProblem, match="nowhere"):
-        namespace(plain._replace(context="nowhere"))
+    assert resolve(plain).where.name == "default"
+    assert resolve(plain._replace(context="there")).where.name == "far"
+    assert resolve(plain._replace(context="there", namespace="mine")).where.name == "mine"
+
+
+ONE = {"name": "here", "context": {"cluster": "c", "user": "u"}}
+CONFIG = {
+    "contexts": [ONE],
+    "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "u", "user": {}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "context", "parts"),
+    [
+        (None, "", ("does not exist", "Correct --kubeconfig")),
+        ("{", "", ("Cannot read kubeconfig", "yaml: line 1")),
+        ("hello", "", ("Cannot read kubeconfig", "it is not a kubeconfig")),
+        ("[1]", "", ("Cannot read kubeconfig", "it is not a kubeconfig")),
+        ('{"clusters": "x"}', "", ("Cannot read kubeconfig", "clusters")),
+        ("", "", ("has no contexts",)),
+        (CONFIG, "", ("selects no context. Its contexts: here.", "--context")),
+        (CONFIG, "there", ("has no context there. Its contexts: here.", "--context")),
+        (CONFIG | {"current-context": "gone"}, "", ("has no context gone",)),
+        (CONFIG | {"clusters": []}, "here", ("Context here of kubeconfig", "needs cluster c")),
+        (CONFIG | {"users": []}, "here", ("Context here of kubeconfig", "needs user u")),
+        (CONFIG | {"contexts": [ONE | {"context": {}}]}, "here", ("has no cluster",)),
+    ],
+)
+def test_a_wrong_kubeconfig_is_named_with_what_to_do(
+    tmp_path: Path, content: object, context: str, parts: tuple[str, ...]
+) -> None:
+    path = tmp_path / "config"
+    if content is not None:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ClusterProblem) as caught:
+        resolve(Target(str(path), context))
+    text = str(caught.value)
+    assert all(part in text for part in (str(path), *parts)), text
+    assert "minify" not in text
+
+
+def test_without_a_kubeconfig_the_message_names_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    with pytest.raises(
+        ClusterProblem, match=rf"{tmp_path}/\.kube/config does not exist[^~]*--local"
+    ):
+        resolve(Target())
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "mine"))
+    with pytest.raises(ClusterProblem, match=r"mine does not exist.*KUBECONFIG"):
+        resolve(Target())
+
+
+def test_a_command_keeps_the_context_with_which_it_starts(tmp_path: Path) -> None:
+    """Its requests and its kubectl commands go to one cluster, even if another one is selected."""
+    selection = resolve(kubeconfig(tmp_path, "http://127.0.0.1:9"))
+    assert selection.pinned.flags() == [
+        f"--kubeconfig={tmp_path / 'kubeconfig'}",
+        "--context=here",
+        "--namespace=default",
+    ]
 
 
 def test_the_memory_of_uploads_is_kept_by_cluster_and_namespace(tmp_path: Path) -> None:
@@ -204,7 +263,7 @@ def test_the_memory_of_uploads_is_kept_by_cluster_and_namespace(tmp_path: Path) 
 
     def memory(current: str, context: str = "", namespace: str = "") -> UploadCache:
         path.write_text(json.dumps({**config, "current-context": current}))
-        return UploadCache(resolve(Target(str(path), context, namespace)), tmp_path)
+        return UploadCache(resolve(Target(str(path), context, namespace)).where, tmp_path)
 
     look = memory("a").digest(scan(tmp_path))
     memory("a").record(LastUpload("run", look.manifest))

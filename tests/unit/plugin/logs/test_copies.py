@@ -26,7 +26,7 @@ def test_logs_of_the_previous_attempt_come_from_a_running_worker(
     assert result.exit_code == 0, result.output
     assert result.stdout == "[0] first\n[0] second\n[0] third\n[1] other\n"
     assert "node by node" in result.stderr
-    assert f"exec -n ns {pod} -c trainer --" in (claim.parents[1] / "execs").read_text()
+    assert f"--namespace=ns {pod} -c trainer --" in (claim.parents[1] / "execs").read_text()
     assert laptop.run("logs", "run").stdout == "[0] now\n"
     tail = laptop.run("logs", "run", "--attempt", "0", "--tail", "2", "--node", "0")
     assert tail.stdout == "[0] second\n[0] third\n"
