@@ -1,5 +1,7 @@
 """Errors that end a command. The message tells the next step; each class has an exit code."""
 
+import re
+
 from torchrun_api.exit_codes import CLUSTER, TIMED_OUT, UPLOAD_FAILED, USAGE
 from torchrun_api.exit_codes import DETACHED as DETACHED
 from torchrun_api.exit_codes import REPEATED_FAILURE as REPEATED_FAILURE
@@ -41,3 +43,10 @@ class TimeoutProblem(Problem):
     """The condition of --wait was not met in time."""
 
     exit_code = TIMED_OUT
+
+
+def why(error: BaseException) -> str:
+    """The text of a foreign error for a sentence: without the number of an OSError."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or "no reason was given"

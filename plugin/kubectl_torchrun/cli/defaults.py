@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from kubectl_torchrun.errors import why
 from kubectl_torchrun.home import home
 from kubectl_torchrun.text import escape
 
@@ -119,7 +120,7 @@ def _read(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _error(f"Cannot read {path}: {error}") from error
+        raise _error(f"Cannot read {path}: {why(error)}") from error
 
 
 def _error(message: str) -> click.UsageError:

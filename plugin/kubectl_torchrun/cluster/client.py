@@ -1,7 +1,11 @@
 """A client of the API server over HTTP, with the requests that the plugin makes."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+import asyncio  # for its timers
+import html
+import re
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,8 +13,15 @@ import anyio
 import msgspec
 
 from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
-from kubectl_torchrun.cluster.http_client import TRANSPORT_ERRORS, HttpClient
-from kubectl_torchrun.cluster.slices import PODS, Listed, NamedSlice, Status, WatchEvent
+from kubectl_torchrun.cluster.http_client import (
+    TIMEOUTS,
+    TRANSPORT_ERRORS,
+    CompleteResponse,
+    HttpClient,
+)
+from kubectl_torchrun.cluster.slices import Listed, NamedSlice, Status, WatchEvent
+from kubectl_torchrun.errors import why
+from kubectl_torchrun.text import echo
 from torchrun_api.json import JsonObject
 from torchrun_api.kind import Kind, Object
 from torchrun_api.names import SYNC_PORT
@@ -19,10 +30,13 @@ T = TypeVar("T", bound=Object)
 V = TypeVar("V")
 
 _UNAUTHORIZED = 401
+_PAGE = re.compile(rb"\s*<(!doctype html|html)", re.IGNORECASE)
+_TITLE = re.compile(rb"<title[^>]*>([^<]{1,200})", re.IGNORECASE)
 _WATCH_SECONDS = 240
 _WATCH_SILENCE = 120.0  # seconds; bookmarks arrive about every minute
 _WATCH_OPEN = 5.0  # seconds; a watch without events that was open for so long has not failed
 _BUSY_SECONDS = 20.0
+SLOW_SECONDS = 5.0  # after which the user is told
 # Seconds of silence. The response to the last range follows a digest of all bytes.
 _POD_SECONDS = 60.0
 _POD_BYTES = 16 << 20
@@ -59,6 +73,38 @@ class Unreadable(Exception):  # noqa: N818 - as Unreachable
     """An object does not match the fields that this plugin reads; the message names both."""
 
 
+class _Outage:
+    """Tells the user once for each outage that the API server does not answer, or refuses.
+
+    why: the last error; empty if there is no answer at all.
+    """
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._has_noted = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note an answer that takes longer than SLOW_SECONDS."""
+        timer = asyncio.get_running_loop().call_later(SLOW_SECONDS, self.note)
+        try:
+            yield
+            self.ends()
+        finally:
+            timer.cancel()
+
+    def note(self) -> None:
+        """Print the reason for the wait, the first time."""
+        if not self._has_noted:
+            text = self.why or "The API server does not answer yet."
+            echo(f"{text}\nStill trying. Press Ctrl-C to stop.", file=sys.stderr)
+        self._has_noted = True
+
+    def ends(self) -> None:
+        """The API server has answered."""
+        self.why, self._has_noted = "", False
+
+
 class Api:
     """One namespace of a cluster. Create it with `connect`.
 
@@ -71,6 +117,7 @@ class Api:
         self.namespace = namespace
         self.backoff = backoff
         self._client = client
+        self._outage = _Outage()
 
     async def get(self, kind: Kind[T], name: str) -> T:
         """One object."""
@@ -133,22 +180,35 @@ class Api:
             query["gracePeriodSeconds"] = str(grace)
         await self._request("DELETE", kind.path(self.namespace, name), query=query)
 
-    async def watch(self, kind: Kind[T], query: Mapping[str, str]) -> AsyncIterator[dict[str, T]]:
-        """The objects that match the selectors of the query, by name: now, and after every change.
+    async def watch(
+        self,
+        kind: Kind[T],
+        query: Mapping[str, str],
+        *,
+        everywhere: bool = False,
+        skips_unreadable: bool = False,
+    ) -> AsyncIterator[dict[tuple[str, str], T]]:
+        """The objects that match the selectors of the query: now, and after every change.
 
-        A pod that cannot be read is omitted; for other kinds Unreadable is raised. It survives
-        lost connections and restarts of the API server, for `backoff.give_up` seconds. A watch that
-        ends at once, as behind some gateways, is repeated with back-off.
+        By namespace and name. skips_unreadable: leave out what cannot be read. It survives lost
+        connections and restarts of the API server, for `backoff.give_up` seconds. A watch that ends
+        at once, as behind some gateways, is repeated with back-off.
         """
         failures, well_at, failed_at = 0, anyio.current_time(), 0.0  # 0: no failure
         while True:
             answers = 0  # the list and each event
             try:
-                async for objects in self._list_and_watch(kind, query):
+                async for objects in self._list_and_watch(
+                    kind, query, everywhere, skips_unreadable
+                ):
                     answers, well_at, failed_at = answers + 1, anyio.current_time(), 0.0
+                    self._outage.ends()
                     yield objects
             except (Unreachable, ApiError) as error:
                 failed_at = failed_at or anyio.current_time()
+                self._outage.why = str(error)
+                if anyio.current_time() - failed_at > SLOW_SECONDS:
+                    self._outage.note()
                 retriable = isinstance(error, Unreachable) or error.retriable or error.status == 410
                 if not retriable or anyio.current_time() - failed_at > self.backoff.give_up:
                     raise
@@ -158,12 +218,12 @@ class Api:
             await anyio.sleep(self.backoff.delay(failures))
 
     async def _list_and_watch(
-        self, kind: Kind[T], query: Mapping[str, str]
-    ) -> AsyncIterator[dict[str, T]]:
-        listed = await self.list(kind, query)
-        if listed.unreadable and kind.type is not PODS.type:
+        self, kind: Kind[T], query: Mapping[str, str], everywhere: bool, skips_unreadable: bool
+    ) -> AsyncIterator[dict[tuple[str, str], T]]:
+        listed = await self.list(kind, query, everywhere=everywhere)
+        if listed.unreadable and not skips_unreadable:
             raise Unreadable(listed.unreadable[0])
-        objects = {item.metadata.name: item for item in listed.items}
+        objects = {_key(item): item for item in listed.items}
         yield dict(objects)
         watching = {
             **query,
@@ -172,7 +232,7 @@ class Api:
             "resourceVersion": listed.metadata.resource_version,
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
-        path = kind.path(self.namespace)
+        path = kind.path("" if everywhere else self.namespace)
         async with self._stream(
             path, watching, silence=_WATCH_SILENCE, longest=_LONGEST_EVENT
         ) as lines:
@@ -186,13 +246,13 @@ class Api:
                 try:
                     item = _object(event.object, kind)
                 except Unreadable:
-                    if kind.type is not PODS.type:
+                    if not skips_unreadable:
                         raise
                     continue
                 if event.type == "DELETED":
-                    objects.pop(item.metadata.name, None)
+                    objects.pop(_key(item), None)
                 else:
-                    objects[item.metadata.name] = item
+                    objects[_key(item)] = item
                 yield dict(objects)
 
     @asynccontextmanager
@@ -251,16 +311,18 @@ class Api:
         """The body of the response. A GET is retried while the server is busy."""
         failures = 0
         until = anyio.current_time() + _BUSY_SECONDS
-        while True:
-            try:
-                return await _with_new_credentials(
-                    lambda: self._try(method, path, query, content, headers)
-                )
-            except ApiError as error:
-                if method != "GET" or not error.retriable or anyio.current_time() > until:
-                    raise
-                failures += 1
-                await anyio.sleep(error.retry_after or self.backoff.delay(failures))
+        with self._outage.watched():
+            while True:
+                try:
+                    return await _with_new_credentials(
+                        lambda: self._try(method, path, query, content, headers)
+                    )
+                except ApiError as error:
+                    if method != "GET" or not error.retriable or anyio.current_time() > until:
+                        raise
+                    failures += 1
+                    self._outage.why = error.message
+                    await anyio.sleep(error.retry_after or self.backoff.delay(failures))
 
     async def _try(
         self,
@@ -280,7 +342,7 @@ class Api:
             )
         if response.status >= 400:
             _raise_for_server(response.status, response.content)
-            raise ApiError(response.status, Status(message=response.text.strip()[:500]))
+            raise _refusal(response)
         return response.content
 
     @asynccontextmanager
@@ -300,7 +362,7 @@ class Api:
                     if response.status >= 400:
                         refusal = await response.read()
                         _raise_for_server(refusal.status, refusal.content)
-                        raise ApiError(refusal.status, Status(message=refusal.text[:500]))
+                        raise _refusal(refusal)
                     yield split_lines(response.chunks(), longest)
                     return
 
@@ -350,9 +412,30 @@ class _unreachable:  # noqa: N801 - reads as a statement: with _unreachable()
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
+        if isinstance(error, TIMEOUTS):
+            raise Unreachable("Cannot connect to the API server: it does not answer.") from error
         if isinstance(error, TRANSPORT_ERRORS):
-            why = str(error) or type(error).__name__
-            raise Unreachable(f"Cannot connect to the API server: {why}") from error
+            raise Unreachable(f"Cannot connect to the API server: {why(error)}") from error
+
+
+def describe_body(body: bytes) -> str:
+    """The body of a response in a message: of a page only its title."""
+    if _PAGE.match(body):
+        title = _TITLE.search(body)
+        text = " ".join(title[1].decode(errors="replace").split()) if title else ""
+        return f"a web page ({html.unescape(text)})" if text else "a web page"
+    return body.decode(errors="replace").strip()[:500]
+
+
+def _refusal(response: CompleteResponse) -> ApiError:
+    """The error for a response of a program that does not answer as the API server does.
+
+    Raises Unreachable for a page of a proxy, such as that of a login.
+    """
+    text = describe_body(response.content)
+    if _PAGE.match(response.content) and response.status < 500:
+        raise Unreachable(f"The server of the cluster answered with {text}.")
+    return ApiError(response.status, Status(message=text))
 
 
 def _raise_for_server(status: int, body: bytes) -> None:
@@ -361,11 +444,15 @@ def _raise_for_server(status: int, body: bytes) -> None:
         answer = msgspec.json.decode(body, type=Status)
     except msgspec.DecodeError:
         if status in (500, 502):  # an error of kubectl proxy, which did not reach the server
-            text = body.decode(errors="replace").strip()
-            raise Unreachable(f"Cannot connect to the API server: {text[:500]}") from None
+            text = describe_body(body) or f"HTTP {status}"
+            raise Unreachable(f"Cannot connect to the API server: {text}") from None
         return
     if answer.kind == "Status":
         raise ApiError(status, answer)
+
+
+def _key(item: Object) -> tuple[str, str]:
+    return (item.metadata.namespace, item.metadata.name)
 
 
 def _dry(dry_run: bool) -> dict[str, str]:
@@ -397,4 +484,7 @@ def _decode(body: bytes | msgspec.Raw, kind: type[V]) -> V:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
+        page = describe_body(bytes(body)) if _PAGE.match(bytes(body)) else ""
+        if page:
+            raise Unreachable(f"The server of the cluster answered with {page}.") from error
         raise Unreachable(f"Cannot decode the response of the API server: {error}") from error

@@ -19,6 +19,7 @@ TRANSPORT_ERRORS = (
     httpcore.TimeoutException,
     httpcore.UnsupportedProtocol,
 )
+TIMEOUTS = httpcore.TimeoutException
 _TIMEOUT_SECONDS = 30.0
 _KEEPALIVE_SECONDS = 5.0
 _KEEPALIVE_CONNECTIONS = 20

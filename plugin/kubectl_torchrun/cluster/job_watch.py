@@ -9,11 +9,10 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 
 
-class JobState:
-    """The last known state of a job, and its changes. job: None before the first one."""
+class Changes:
+    """Changes of something, for tasks that wait for them."""
 
     def __init__(self) -> None:
-        self.job: Job | None = None
         self._tick = anyio.Event()
 
     async def next_change(self, seconds: float) -> bool:
@@ -28,6 +27,14 @@ class JobState:
         """Wake the tasks that wait for a change."""
         self._tick.set()
         self._tick = anyio.Event()
+
+
+class JobState(Changes):
+    """The last known state of a job, and its changes. job: None before the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.job: Job | None = None
 
 
 class JobWatch(JobState):
@@ -63,11 +70,11 @@ class JobWatch(JobState):
     async def _watch_job(self) -> None:
         query = {"fieldSelector": f"metadata.name={self.name}"}
         async for jobs in self._api.watch(JOBS, query):
-            self.show_job(jobs.get(self.name))
+            self.show_job(next(iter(jobs.values()), None))
 
     async def _watch_pods(self) -> None:
-        async for pods in self._api.watch(PODS, self._selector):
-            self.show_pods(pods)
+        async for pods in self._api.watch(PODS, self._selector, skips_unreadable=True):
+            self.show_pods({name: pod for (_, name), pod in pods.items()})
 
     async def refresh_pods(self) -> None:
         """List the pods, because the watch may be behind."""

@@ -12,7 +12,7 @@ import anyio.to_thread
 import msgspec
 
 from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable, describe_body
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.pods import end_of
 from kubectl_torchrun.errors import RunProblem, UploadProblem
@@ -287,7 +287,7 @@ def _response(body: bytes) -> Response:
     try:
         return msgspec.json.decode(body, type=Response)
     except msgspec.DecodeError:
-        return Response(message=body.decode(errors="replace").strip()[:500])
+        return Response(message=describe_body(body))
 
 
 def _accepts_workspace(pod: Pod, sha256: str, token: str) -> bool:

@@ -5,7 +5,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from kubectl_torchrun.errors import UsageProblem
+from kubectl_torchrun.errors import UsageProblem, why
 from torchrun_api.json import JsonObject
 
 _VERSION, _KIND = "torchrun.ai/v1alpha1", "TorchrunJob"
@@ -47,10 +47,18 @@ def documents(file: str) -> list[JsonObject]:
             if each is not None
         ]
     except (OSError, yaml.YAMLError, *_INVALID_VALUES) as error:
-        raise UsageProblem(f"Cannot read --filename {file}: {error}") from error
+        raise UsageProblem(f"Cannot read --filename {file}: {_why(error)}") from error
     if not all(isinstance(each, dict) for each in objects):
         raise UsageProblem(f"--filename {file} is not a {_KIND} of {_VERSION}.")
     return objects
+
+
+def _why(error: Exception) -> str:
+    """The reason, with the place in the file if PyYAML knows it."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return why(error)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', '')}"
 
 
 def name_of(body: JsonObject) -> str:

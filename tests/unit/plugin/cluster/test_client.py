@@ -2,8 +2,9 @@
 
 import io
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 
+import httpcore
 import pytest
 from aiohttp import web
 
@@ -28,7 +29,7 @@ class Recorder(Backoff):
 
 
 def event(annotation: str) -> web.Response:
-    body = {"metadata": {"name": "run", "annotations": {"note": annotation}}}
+    body = {"metadata": {"name": "run", "namespace": "ns", "annotations": {"note": annotation}}}
     line = json.dumps({"type": "MODIFIED", "object": body}) + "\n"
     return web.Response(body=io.BytesIO(line.encode()))
 
@@ -53,7 +54,7 @@ async def test_a_watch_that_ends_at_once_is_repeated_with_back_off(
     async with HttpClient(server.url) as http:
         seen = 0
         async for objects in Api(http, "ns", Recorder()).watch(JOBS, {}):
-            assert set(objects) == {"run"}
+            assert set(objects) == {("ns", "run")}
             seen += 1
             if seen == 7:  # six lists and an event
                 break
@@ -68,8 +69,8 @@ async def test_the_limit_of_an_outage_begins_with_its_first_failure(
 
     class Quiet(Api):
         async def _list_and_watch(
-            self, kind: Kind[T], query: Mapping[str, str]
-        ) -> AsyncIterator[dict[str, T]]:
+            self, kind: Kind[T], *_: object
+        ) -> AsyncIterator[dict[tuple[str, str], T]]:
             nonlocal now
             if not now:
                 yield {}
@@ -90,7 +91,7 @@ async def test_an_event_may_be_large(server: ApiServer) -> None:
     async with HttpClient(server.url) as http:
         async for objects in Api(http, "ns", Backoff()).watch(JOBS, {}):
             if objects:
-                assert objects["run"].metadata.annotations == {"note": large}
+                assert objects["ns", "run"].metadata.annotations == {"note": large}
                 return
 
 
@@ -142,3 +143,69 @@ async def test_a_user_who_is_not_logged_in_gets_the_error(server: ApiServer) -> 
             async with api.log("pod", "trainer", {}):
                 pass
     assert len(server.requests) == 6
+
+
+PAGE = "<!DOCTYPE html><html><head><title>Sign in &amp; go</title></head><body>x</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "message"),
+    [
+        (200, PAGE, "The server of the cluster answered with a web page (Sign in & go)."),
+        (200, "<html>no title</html>", "The server of the cluster answered with a web page."),
+        (404, PAGE, "The server of the cluster answered with a web page (Sign in & go)."),
+        (502, PAGE, "Cannot connect to the API server: a web page (Sign in & go)"),
+        (503, PAGE, "a web page (Sign in & go)"),
+        (502, "", "Cannot connect to the API server: HTTP 502"),
+        (500, "dial tcp: refused", "Cannot connect to the API server: dial tcp: refused"),
+        (403, "", "the API server returned HTTP 403"),
+    ],
+)
+async def test_what_is_no_answer_of_an_api_server_is_told_in_a_sentence(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, code: int, text: str, message: str
+) -> None:
+    monkeypatch.setattr(client, "_BUSY_SECONDS", 0.0)
+    server.hooks.append(lambda _: web.Response(status=code, text=text))
+    async with HttpClient(server.url) as http:
+        with pytest.raises((Unreachable, ApiError)) as caught:
+            await Api(http, "ns", Backoff(first=0.001)).get(JOBS, "run")
+    error = caught.value
+    assert (error.message if isinstance(error, ApiError) else str(error)) == message
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (httpcore.ReadTimeout(), "it does not answer"),
+        (httpcore.ConnectTimeout(), "it does not answer"),
+        (httpcore.ReadError(), "no reason was given"),
+        (
+            httpcore.ConnectError(FileNotFoundError(2, "No such file or directory")),
+            "No such file or directory",
+        ),
+    ],
+)
+async def test_an_error_of_the_connection_has_words(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, message: str
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(HttpClient, "request", fail)
+    with pytest.raises(Unreachable) as caught:
+        await Api(HttpClient(), "ns", Backoff()).get(JOBS, "run")
+    assert str(caught.value).rstrip(".") == f"Cannot connect to the API server: {message}"
+
+
+async def test_a_slow_answer_and_a_busy_server_are_told_once(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "SLOW_SECONDS", 0.05)
+    server.put("torchrunjobs", "run")
+    busy = [refusal(500, "etcd has no leader") for _ in range(4)]
+    server.hooks.append(lambda _: busy.pop() if busy else None)
+    async with HttpClient(server.url) as http:
+        api = Api(http, "ns", Backoff(first=0.2, longest=0.2))
+        await api.get(JOBS, "run")
+    text = "etcd has no leader\nStill trying. Press Ctrl-C to stop.\n"
+    assert capsys.readouterr().err == text

@@ -7,20 +7,18 @@ from aiohttp import web
 
 from kubectl_torchrun.cluster import client
 from kubectl_torchrun.cluster.backoff import Backoff
-from kubectl_torchrun.cluster.client import Api, Unreachable
+from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.slices import JOBS
 
 from ..api_server import ApiServer
-from ..laptop import Laptop
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["a b", "a?b=c", "a#b", "ü", "a%20b"])
-def test_a_name_is_quoted_in_the_path(laptop: Laptop, name: str) -> None:
-    result = laptop.run("status", name, "--no-watch")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "not found" in result.stderr
+async def test_a_name_is_quoted_in_the_path(server: ApiServer, name: str) -> None:
+    async with HttpClient(server.url) as http:
+        with pytest.raises(ApiError, match=r"torchrunjobs .* not found"):
+            await Api(http, "ns", Backoff()).get(JOBS, name)
 
 
 async def test_a_query_is_quoted(server: ApiServer) -> None:

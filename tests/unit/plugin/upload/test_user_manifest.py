@@ -58,7 +58,7 @@ def test_fields_of_the_file_stay_and_the_upload_is_named(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "Cannot read --filename"),
+        ("a: [", "Cannot read --filename .*: line 1, column 5: expected the node content"),
         (f"{JOB}---{JOB}", "has 2 objects"),
         ("", "has 0 objects"),
         ("[]", "is not a TorchrunJob"),
@@ -78,6 +78,14 @@ def test_fields_of_the_file_stay_and_the_upload_is_named(tmp_path: Path) -> None
 def test_a_file_without_a_valid_job_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageProblem, match=message):
         read(tmp_path, text)
+
+
+def test_a_file_that_cannot_be_read_is_refused_without_a_number(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none", "No such file or directory"), (tmp_path, "directory")):
+        with pytest.raises(UsageProblem) as caught:
+            user_manifest.read(str(path))
+        assert str(caught.value).endswith(why)
+        assert "Errno" not in str(caught.value)
 
 
 def test_dates_are_text(tmp_path: Path) -> None:
