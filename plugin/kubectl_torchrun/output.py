@@ -38,8 +38,12 @@ def write(body: JsonObject, output: str) -> None:
 
 
 def put(text: str) -> None:
-    """Print text for programs unchanged; on a terminal, escape its control characters."""
-    sys.stdout.write(escape(text) if sys.stdout.isatty() else text)
+    """Print text for programs unchanged, as UTF-8; on a terminal, without control characters."""
+    if sys.stdout.isatty():
+        sys.stdout.write(escape(text))
+    else:
+        sys.stdout.flush()
+        put_bytes(text.encode(errors="backslashreplace"))
     sys.stdout.flush()
 
 

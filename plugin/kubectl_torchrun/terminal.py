@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO, TypedDict
 
 import click
 
-from kubectl_torchrun.text import echo, escape, human, log_text, style
+from kubectl_torchrun.text import accept_all_characters, echo, escape, human, log_text, style
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ COLOR_KEY = "torchrun.color"  # of the value of --color, in the meta of a contex
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
 # Every terminal phase has a colour; of the others only Running.
 _PHASE_COLOURS = {"Succeeded": "green", "Failed": "red", "TimedOut": "red", "Running": "cyan"}
-_QUIET_SECONDS = 5.0
+QUIET_SECONDS = 5.0  # of a state that is worth a line
 _REPEAT_SECONDS = 60.0
 _BAR_SECONDS = 5.0
 
@@ -40,12 +40,14 @@ class Terminal:
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._err = err or sys.stderr
+        accept_all_characters(self._out)
+        accept_all_characters(self._err)
         self._live = _is_terminal(self._err)
         self._out_colour = has_colour(self._out)
         self._err_colour = has_colour(self._err)
         self._spinner: Status | None = None
         self._has_bar = False
-        self._waiting = ("", 0.0)
+        self._noted_at = -_REPEAT_SECONDS
 
     @property
     def live(self) -> bool:
@@ -69,26 +71,25 @@ class Terminal:
 
     def transition(self, phase: str, text: str) -> None:
         """Print a new phase of the job, or a new reason or message of it."""
-        self._waiting = ("", 0.0)
+        self._noted_at = time.monotonic()
         padded = f"{phase:<9} " if text else phase
         self.note(style(padded, **phase_style(phase)) + text)
 
-    def waiting(self, brief: str, text: str, seconds: float) -> None:
-        """Show what the job waits for, after `seconds` without a change.
+    def waiting(self, phase: str, text: str, seconds: float) -> None:
+        """Show why the job waits: on a terminal now, else in a line every minute.
 
-        brief: the start of `text`. A terminal shows only this, as the text is already above it.
+        seconds: since the last change. text: may be empty.
         """
         if self._has_bar:
             return
-        if self._live:
-            self._spin(f"{brief} ({seconds:.0f} s)" if seconds >= _QUIET_SECONDS else brief)
-            return
-        before, at = self._waiting
+        since = f" ({seconds:.0f} s)" if seconds >= QUIET_SECONDS else ""
+        line = f"{phase}{since}: {text}" if text else f"{phase}{since}"
         now = time.monotonic()
-        if seconds >= _QUIET_SECONDS and (text != before or now - at >= _REPEAT_SECONDS):
-            self._waiting = (text, now)
-            again = f"Still waiting: {brief} ({seconds:.0f} s)"
-            self.note(again if text == before else f"Still waiting: {text}")
+        if self._live:
+            self._spin(line)
+        elif since and now - self._noted_at >= _REPEAT_SECONDS:
+            self._noted_at = now
+            self.note(f"Still waiting: {line}")
 
     def at_rest(self) -> None:
         """Remove the spinner from the screen."""

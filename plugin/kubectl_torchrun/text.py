@@ -3,6 +3,7 @@
 All output passes through `escape` or `log_text`.
 """
 
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,15 @@ class Styled(str):
 
     def __add__(self, other: str) -> "Styled":
         return Styled(str.__add__(self, escape(other)))
+
+
+def accept_all_characters(stream: TextIO) -> None:
+    """Make a stream print characters that its encoding lacks as escape sequences.
+
+    A terminal or a pipe may have another encoding than UTF-8.
+    """
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
 
 
 def escape(text: str) -> Styled:

@@ -1,10 +1,12 @@
 """Phases and reasons of a job as they change, for its user."""
 
+from typing import NamedTuple
+
 import anyio
 
 from kubectl_torchrun.cluster.job_watch import JobState
-from kubectl_torchrun.cluster.slices import Job
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.cluster.phases import NEW
+from kubectl_torchrun.terminal import QUIET_SECONDS, Terminal
 
 _TICK_SECONDS = 1.0
 
@@ -14,10 +16,20 @@ NO_CONTROLLER = (
 )
 
 
-class Narrator:
-    """Prints each change of a job's status once, and what the job waits for.
+class _Headline(NamedTuple):
+    """What a line says about a status."""
 
-    quiet: reasons that are not printed.
+    phase: str
+    attempt: int
+    reason: str
+    message: str
+
+
+class Narrator:
+    """Prints a line for each phase of a job, and what the job waits for.
+
+    Before a job runs, reasons follow each other fast, and messages count objects. Within a phase,
+    only a reason that lasts gets a line. quiet: reasons that are not printed.
     """
 
     def __init__(
@@ -26,8 +38,9 @@ class Narrator:
         self._job_watch = job_watch
         self._terminal = terminal
         self._quiet = quiet
-        self._printed = ("", "", "", 0)
-        self._since = anyio.current_time()
+        self._seen: _Headline | None = None
+        self._since = anyio.current_time()  # of what was seen
+        self._printed: _Headline | None = None
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -41,31 +54,36 @@ class Narrator:
         if job is None:
             return
         status = job.status
-        headline = (status.phase, status.reason, status.message, status.attempt)
-        if headline != self._printed:
-            if status.phase and status.reason not in self._quiet:
-                text = _transition(job, status.attempt != self._printed[3])
-                self._terminal.transition(status.phase, text)
-            self._printed, self._since = headline, anyio.current_time()
-        if job.has_ended or status.phase == "Running":
-            self._terminal.at_rest()
+        seen = _Headline(status.phase, status.attempt, status.reason, status.message)
+        if seen != self._seen:
+            self._seen, self._since = seen, anyio.current_time()
+        seconds = anyio.current_time() - self._since
+        is_waiting = not (job.has_ended or status.phase == "Running")
+        is_quiet = status.reason in self._quiet
+        if not is_quiet and self._is_news(seen, is_waiting, seconds):
+            before = self._printed.attempt if self._printed else 0
+            attempt = f"attempt {seen.attempt}: " if seen.attempt != before else ""
+            self._terminal.transition(seen.phase or NEW, attempt + _text(seen))
+            self._printed = seen
+        if is_waiting:
+            text = "" if is_quiet else _text(seen)
+            self._terminal.waiting(seen.phase or NEW, text, seconds)
         else:
-            brief, text = _waiting_for(job, self._quiet)
-            self._terminal.waiting(brief, text, anyio.current_time() - self._since)
+            self._terminal.at_rest()
+
+    def _is_news(self, seen: _Headline, is_waiting: bool, seconds: float) -> bool:
+        """Whether to print this line. seconds: since it was first seen."""
+        printed = self._printed
+        if not is_waiting:
+            return seen != printed
+        before = printed and (printed.phase, printed.attempt)
+        if seen.phase and before != (seen.phase, seen.attempt):
+            return True
+        has_lasted = seconds >= QUIET_SECONDS
+        return has_lasted and (printed is None or printed.reason != seen.reason)
 
 
-def _transition(job: Job, new_attempt: bool) -> str:
-    status = job.status
-    attempt = f"attempt {status.attempt}: " if new_attempt else ""
-    return attempt + ": ".join(part for part in (status.reason, status.message) if part)
-
-
-def _waiting_for(job: Job, quiet: frozenset[str]) -> tuple[str, str]:
-    """What the job waits for, in brief and in full."""
-    status = job.status
-    if not status.phase:
-        return "waiting for the controller", NO_CONTROLLER
-    if status.reason in quiet:
-        return status.phase, status.phase
-    brief = ": ".join(part for part in (status.phase, status.reason) if part)
-    return brief, ": ".join(part for part in (brief, status.message) if part)
+def _text(line: _Headline) -> str:
+    if not line.phase:
+        return NO_CONTROLLER
+    return ": ".join(part for part in (line.reason, line.message) if part)

@@ -28,12 +28,12 @@ def terminal_type(monkeypatch: pytest.MonkeyPatch) -> None:
 def use_everything(terminal: Terminal) -> None:
     with terminal:
         terminal.note("Created")
-        terminal.waiting("brief", "for a pod", 0)
-        terminal.waiting("brief", "for a pod", 7)
-        terminal.waiting("brief", "for a pod", 8)
+        terminal.waiting("Queued", "for a pod", 0)
+        terminal.waiting("Queued", "for a pod", 7)
+        terminal.waiting("Queued", "for a pod", 8)
         terminal.transition("Syncing", "WaitingForUpload: m")
         with terminal.bar("Uploading", 1 << 20) as bar:
-            terminal.waiting("brief", "for a pod", 9)
+            terminal.waiting("Queued", "for a pod", 9)
             bar.reached(1 << 19)
             terminal.note("half")
         terminal.log(1, b"\x1b[31mred\x1b[0m")
@@ -45,9 +45,8 @@ def test_plain_lines_without_a_terminal() -> None:
     assert out.getvalue() == "[1] red\n"
     assert err.getvalue().splitlines() == [
         "Created",
-        "Still waiting: for a pod",
+        "Still waiting: Queued (7 s): for a pod",
         "Syncing   WaitingForUpload: m",
-        "Still waiting: for a pod",
         "half",
     ]
 

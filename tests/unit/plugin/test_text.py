@@ -97,10 +97,26 @@ def test_logs_change_no_mode_of_the_terminal(sequence: str) -> None:
 def test_objects_are_escaped_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for stream, control in ((Screen(), False), (io.StringIO(), True)):
-        monkeypatch.setattr(sys, "stdout", stream)
-        output.put("\x9b")
-        assert ("\x9b" in stream.getvalue()) is control
+    screen, pipe = Screen(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", screen)
+    output.put("\x9b")
+    assert screen.getvalue() == r"\u009b"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, encoding="ascii"))
+    output.put("\x9b")
+    assert pipe.getvalue() == "\x9b".encode()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "cp1252", "euc_kr", "utf-8"])
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_every_character_can_be_printed(encoding: str, errors: str) -> None:
+    """Whatever the encoding of the terminal or the pipe is."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding, errors) for _ in range(2))
+    with Terminal(out, err) as terminal:
+        terminal.log(0, "loss \u2193 \U0001f680".encode())
+        terminal.note("done \u2026 \udce9")
+    err.flush()
+    assert b"loss " in out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert b"done " in err.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 @given(st.text())
