@@ -1,6 +1,7 @@
 """kubectl torchrun: the group of all commands."""
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -9,7 +10,8 @@ import click
 
 from kubectl_torchrun.cli import defaults, options
 from kubectl_torchrun.cli.usage import errors_in_one_style
-from kubectl_torchrun.commands import KUBECTL_VERBS, SHORT_HELP
+from kubectl_torchrun.commands import OTHER_WORDS, SHORT_HELP
+from kubectl_torchrun.text import accept_all_characters, echo
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -43,7 +45,7 @@ class _Group(click.Group):
         name = args[0]
         if name in SHORT_HELP or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        hint = KUBECTL_VERBS.get(name)
+        hint = OTHER_WORDS.get(name)
         if hint is None:
             import difflib
 
@@ -77,8 +79,15 @@ class _Group(click.Group):
         parent: click.Context | None = None,
         **extra: object,
     ) -> click.Context:
-        """Raises usage errors in the style of other errors."""
+        """Raises usage errors in the style of other errors.
+
+        An argument that is not UTF-8 is one: it could not be sent to the API server.
+        """
         with errors_in_one_style():
+            foreign = next((arg for arg in args if not _is_unicode(arg)), None)
+            if foreign is not None:
+                text = foreign.encode(errors="backslashreplace").decode()
+                raise click.UsageError(f"The argument {text} is not UTF-8. Rename the file.")
             return super().make_context(info_name, args, parent, **extra)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
@@ -90,6 +99,11 @@ class _Group(click.Group):
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no bytes of another encoding, which Python keeps as surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _plain(markdown: str) -> str:
     """The text without Markdown marks of code and links."""
     return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown).replace("`", "")
@@ -97,10 +111,9 @@ def _plain(markdown: str) -> str:
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        from kubectl_torchrun.text import echo
-        from kubectl_torchrun.version import version
+        from kubectl_torchrun.version import version_line
 
-        echo(f"kubectl torchrun, version {version()}")
+        echo(version_line())
         ctx.exit()
 
 
@@ -111,6 +124,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 )
 @click.option(
     "--version",
+    "-v",
     is_flag=True,
     is_eager=True,
     expose_value=False,
@@ -135,6 +149,8 @@ def cli(kubeconfig: str, context: str, namespace: str) -> None:
 
 def main() -> None:
     """Entry point of kubectl-torchrun."""
+    accept_all_characters(sys.stdout)
+    accept_all_characters(sys.stderr)
     cli(prog_name="kubectl torchrun")
 
 

@@ -19,3 +19,8 @@ def version() -> str:
             return f"{project['version']} (checkout)"
         except OSError:
             return "unknown"
+
+
+def version_line() -> str:
+    """The line that `version` and --version print."""
+    return f"kubectl torchrun, version {version()}"

@@ -6,7 +6,6 @@ The top level imports only modules that `kubectl torchrun --help` needs.
 import contextlib
 import functools
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from kubectl_torchrun.cli import complete, defaults
+from kubectl_torchrun.cli.types import DURATION, JOB, OneOf
 
 if TYPE_CHECKING:
     from kubectl_torchrun.terminal import Terminal
@@ -50,7 +50,7 @@ def _color_option() -> click.Option:
 
     return click.Option(
         ["--color"],
-        type=click.Choice(["auto", "always", "never"]),
+        type=OneOf(["auto", "always", "never"]),
         default="auto",
         metavar="auto|always|never",
         expose_value=False,
@@ -151,7 +151,7 @@ def output_option(*formats: str) -> Callable[[Function], Function]:
         "--output",
         "-o",
         default="",
-        type=click.Choice(["", *formats]),
+        type=OneOf(formats),
         metavar="|".join(formats),
         help="Output format.",
     )
@@ -159,7 +159,7 @@ def output_option(*formats: str) -> Callable[[Function], Function]:
 
 def job_argument(command: Function) -> Function:
     """The argument JOB."""
-    return click.argument("job", shell_complete=complete.jobs)(command)
+    return click.argument("job", type=JOB, metavar="JOB", shell_complete=complete.jobs)(command)
 
 
 raw_option = click.option(
@@ -173,43 +173,26 @@ repeated_failure_option = click.option(
     " before the first step. Default: if you follow the job on a terminal.",
 )
 
+watch_option = click.option(
+    "--watch", "-w", is_flag=True, help="Follow changes until Ctrl-C: live on a terminal."
+)
+
+
+def check_watch(watch: bool, output: str) -> None:
+    """Raises click.UsageError for --watch with a format for programs."""
+    if watch and output not in ("", "wide"):
+        raise click.UsageError(f"--watch shows a table. Remove it, or --output={output}.")
+
+
 dry_run_option = click.option(
     "--dry-run",
     cls=OptionalValue,
     bare="server",
     default="none",
-    type=click.Choice(["none", "client", "server"]),
+    type=OneOf(["none", "client", "server"]),
     metavar="[=client|server]",
     help="Validate without changes: by the API server (server, default) or locally (client).",
 )
-
-
-class Duration(click.ParamType["float"]):
-    """Seconds, or a duration in the format of kubectl, with days: 90, 90s, 5m, 1h30m, 5d."""
-
-    name = "duration"
-    _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}  # noqa: RUF012
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Seconds, more than zero."""
-        text = str(value)
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            seconds = float(text)
-        elif re.fullmatch(r"(\d+(\.\d+)?[dhms])+", text):
-            parts = re.findall(r"([\d.]+)([dhms])", text)
-            seconds = sum(float(number) * self._UNITS[unit] for number, unit in parts)
-        else:
-            self.fail(
-                f"{text!r} is not a duration. Use for example 90s, 5m, 1h30m or 5d.", param, ctx
-            )
-        if seconds <= 0:
-            self.fail(f"{text!r} must be greater than 0.", param, ctx)
-        return seconds
-
-
-DURATION = Duration()
 
 
 def wait_options(bare: str) -> Callable[[Function], Function]:

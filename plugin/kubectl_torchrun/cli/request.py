@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from kubectl_torchrun.cli import complete, defaults, options
+from kubectl_torchrun.cli.types import DURATION, Count
 from kubectl_torchrun.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class RequestFlags(NamedTuple):
 
 upload_timeout_option = click.option(
     "--upload-timeout",
-    type=options.DURATION,
+    type=DURATION,
     default="30m",
     show_default=True,
     metavar="DURATION",
@@ -119,12 +120,12 @@ def request_options(command: options.Function) -> options.Function:
         ),
         click.option(
             "--gpus",
-            type=click.IntRange(min=1),
+            type=Count(1),
             help="Total number of GPUs, spread evenly over nodes.",
         ),
         click.option(
             "--nodes",
-            type=click.IntRange(min=1),
+            type=Count(1),
             help="Number of nodes with the resources of the queue.",
         ),
         click.option(

@@ -1,12 +1,13 @@
 """Jobs in a table."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.listing import explain_all_namespaces, note_unreadable, v1_list
+from kubectl_torchrun.cluster.live import show_live
 from kubectl_torchrun.cluster.phases import NEW
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS, Job, ProgressSlice
@@ -33,19 +34,27 @@ class JobFilter(NamedTuple):
         return {"labelSelector": self.selector} if self.selector else {}
 
 
-def print_jobs(target: Target, job_filter: JobFilter, form: str, terminal: Terminal) -> int:
-    """Print the jobs; the exit code, 0 also without jobs. Raises Problem."""
+def print_jobs(
+    target: Target, job_filter: JobFilter, form: str, terminal: Terminal, *, watch: bool = False
+) -> int:
+    """Print the jobs, or follow them until Ctrl-C; the exit code, 0 also without jobs.
+
+    Raises Problem.
+    """
     with session(target) as cluster:
         if form not in ("", output.WIDE):
             output.write(cluster.run(lambda api: _list_objects(api, job_filter)), form)
             return 0
+        wide = form == output.WIDE
         jobs = cluster.run(lambda api: _list_jobs(api, job_filter, terminal))
         if not jobs:
             jobs_of = f"jobs of queue {job_filter.queue}" if job_filter.queue else "jobs"
             where = "" if job_filter.everywhere else f" in namespace {cluster.namespace}"
             terminal.note(f"No {jobs_of} found{where}.")
+        if watch:
+            cluster.run(lambda api: _watch_jobs(api, job_filter, terminal, wide=wide))
+        if not jobs:
             return 0
-        wide = form == output.WIDE
         width = None if wide else output.screen_width()
         output.print_lines(job_table(jobs, job_filter.everywhere, width, wide=wide))
     return 0
@@ -56,6 +65,28 @@ async def _list_jobs(api: Api, job_filter: JobFilter, terminal: Terminal) -> lis
     listed = await explain_all_namespaces(request, everywhere=job_filter.everywhere)
     note_unreadable(listed.unreadable, terminal)
     return [job for job in listed.items if job_filter.takes(job.spec.job_queue, job.status.phase)]
+
+
+async def _watch_jobs(api: Api, job_filter: JobFilter, terminal: Terminal, *, wide: bool) -> None:
+    shown: list[Job] = []
+
+    async def update() -> AsyncIterator[None]:
+        async for jobs in api.watch(
+            JOBS, job_filter.query, everywhere=job_filter.everywhere, skips_unreadable=True
+        ):
+            shown[:] = (
+                job
+                for job in jobs.values()
+                if job_filter.takes(job.spec.job_queue, job.status.phase)
+            )
+            yield
+
+    def frame(live: bool) -> list[str]:
+        width = None if wide or not live else output.screen_width()
+        lines = job_table(shown, job_filter.everywhere, width, wide=wide, ages=live)
+        return lines if shown else []
+
+    await show_live([update()], frame, terminal)
 
 
 async def _list_objects(api: Api, job_filter: JobFilter) -> JsonObject:
@@ -72,11 +103,16 @@ async def _list_objects(api: Api, job_filter: JobFilter) -> JsonObject:
 
 
 def job_table(
-    jobs: Sequence[Job], everywhere: bool, width: int | None, *, wide: bool = False
+    jobs: Sequence[Job],
+    everywhere: bool,
+    width: int | None,
+    *,
+    wide: bool = False,
+    ages: bool = True,
 ) -> list[str]:
     """Lines; the newest job is last, next to the prompt. wide: with the columns GPUs to message."""
     head = ["NAMESPACE"] * everywhere + [
-        *("NAME", "QUEUE", "NODES", "PHASE", "PROGRESS", "AGE", "REASON"),
+        *("NAME", "QUEUE", "NODES", "PHASE", "PROGRESS", *(["AGE"] * ages), "REASON"),
         *(("GPUS", "RESTARTS", "IMAGE", "MESSAGE") if wide else ()),
     ]
     rows = [
@@ -87,7 +123,7 @@ def job_table(
             node_count(job),
             job.status.phase or NEW,
             _step_text(job.status.progress),
-            output.age(job.metadata.creation_timestamp),
+            *([output.age(job.metadata.creation_timestamp)] * ages),
             job.status.reason,
             *(_wide_cells(job) if wide else ()),
         ]

@@ -1,26 +1,36 @@
 """Queues and the jobs that wait in them, in tables."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.listing import explain_all_namespaces, note_unreadable, v1_list
+from kubectl_torchrun.cluster.live import show_live
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS, QUEUES, Job, Queue
 from kubectl_torchrun.cluster.summary import node_count
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import quantity
+from torchrun_api.kind import Kind
 from torchrun_api.status import WAITING
+
+T = TypeVar("T", Job, Queue)
 
 _WAITING = frozenset({"", *WAITING})  # "": no controller has processed the job yet
 _BAR = 10  # characters
 
 
-def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal) -> int:
-    """Print the queues, and the jobs that wait for admission; the exit code. Raises Problem."""
+def print_queues(
+    target: Target, everywhere: bool, form: str, terminal: Terminal, *, watch: bool = False
+) -> int:
+    """Print the queues, and the jobs that wait for admission, or follow them until Ctrl-C.
+
+    Returns the exit code. Raises Problem.
+    """
     with session(target) as cluster:
         if form not in ("", output.WIDE):
             path = QUEUES.path("" if everywhere else cluster.namespace)
@@ -35,12 +45,41 @@ def print_queues(target: Target, everywhere: bool, form: str, terminal: Terminal
             terminal.note(f"No TorchrunQueues found{where}. Ask an administrator to create one.")
             return 0
         wide = form == output.WIDE
-        width = None if wide else output.screen_width()
-        output.print_lines(queue_table(queues, jobs, everywhere, width, wide=wide))
-        waiting = waiting_table(jobs, everywhere, width)
-        if waiting:
-            output.print_lines(["", *waiting])
+        if watch:
+            cluster.run(lambda api: _watch_queues(api, everywhere, terminal, wide=wide))
+        output.print_lines(_tables(queues, jobs, everywhere, wide=wide))
     return 0
+
+
+def _tables(
+    queues: Sequence[Queue],
+    jobs: Sequence[Job],
+    everywhere: bool,
+    *,
+    wide: bool,
+    ages: bool = True,
+) -> list[str]:
+    """The lines of both tables."""
+    width = None if wide else output.screen_width()
+    waiting = waiting_table(jobs, everywhere, width, ages=ages)
+    lines = queue_table(queues, jobs, everywhere, width, wide=wide, ages=ages)
+    return [*lines, "", *waiting] if waiting else lines
+
+
+async def _watch_queues(api: Api, everywhere: bool, terminal: Terminal, *, wide: bool) -> None:
+    shown_queues: list[Queue] = []
+    shown_jobs: list[Job] = []
+
+    async def update(kind: Kind[T], shown: list[T]) -> AsyncIterator[None]:
+        async for objects in api.watch(kind, {}, everywhere=everywhere, skips_unreadable=True):
+            shown[:] = objects.values()
+            yield
+
+    def frame(live: bool) -> list[str]:
+        lines = _tables(shown_queues, shown_jobs, everywhere, wide=wide, ages=live)
+        return lines if shown_queues else []
+
+    await show_live([update(QUEUES, shown_queues), update(JOBS, shown_jobs)], frame, terminal)
 
 
 async def _list_queues_and_jobs(
@@ -67,6 +106,7 @@ def queue_table(
     width: int | None,
     *,
     wide: bool = False,
+    ages: bool = True,
 ) -> list[str]:
     """Lines, by name: a bar for the used quota, and the number of running and waiting jobs.
 
@@ -78,7 +118,9 @@ def queue_table(
         running[key] += job.status.phase == "Running"
         waiting[key] += job.status.phase in _WAITING
     head = ["NAMESPACE"] * everywhere + [
-        *("NAME", "USED", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE", "AGE", "IMAGE"),
+        *("NAME", "USED", "WEIGHT", "QUOTA", "RUNNING", "WAITING", "GPUS/NODE"),
+        *(["AGE"] * ages),
+        "IMAGE",
         *(("SCHEDULER", "STORAGECLASS") if wide else ()),
     ]
     rows = []
@@ -94,7 +136,7 @@ def queue_table(
                 str(running[_queue_key(queue)]),
                 str(waiting[_queue_key(queue)]),
                 str(spec.node_resources.gpus),
-                output.age(meta.creation_timestamp),
+                *([output.age(meta.creation_timestamp)] * ages),
                 spec.image or "-",
                 *(_wide_cells(queue) if wide else ()),
             ]
@@ -111,12 +153,16 @@ def _wide_cells(queue: Queue) -> tuple[str, str]:
     )
 
 
-def waiting_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> list[str]:
+def waiting_table(
+    jobs: Sequence[Job], everywhere: bool, width: int | None, *, ages: bool = True
+) -> list[str]:
     """Lines for the jobs that wait for admission, by queue and position; empty without any."""
     waiting = [job for job in jobs if job.status.phase in _WAITING and _admission_message(job)]
     if not waiting:
         return []
-    head = ["NAMESPACE"] * everywhere + ["QUEUE", "POSITION", "JOB", "NODES", "AGE", "REASON"]
+    head = ["NAMESPACE"] * everywhere + [
+        *("QUEUE", "POSITION", "JOB", "NODES", *(["AGE"] * ages), "REASON")
+    ]
     rows = [
         [job.metadata.namespace] * everywhere
         + [
@@ -124,7 +170,7 @@ def waiting_table(jobs: Sequence[Job], everywhere: bool, width: int | None) -> l
             str(job.status.queue_position or "-"),
             job.metadata.name,
             node_count(job),
-            output.age(job.metadata.creation_timestamp),
+            *([output.age(job.metadata.creation_timestamp)] * ages),
             _admission_message(job),
         ]
         for job in sorted(waiting, key=_position_key)

@@ -8,6 +8,7 @@ SHORT_HELP = {
     "doctor": "Diagnose cluster problems",
     "exec": "Run a command or a shell in a node's container",
     "files": "List the files that would be uploaded",
+    "help": "Show the help of a command",
     "list": "List jobs with phase, progress and reason",
     "logs": "Print the logs of all nodes of any attempt",
     "port-forward": "Forward local ports to a node or to TensorBoard",
@@ -21,13 +22,27 @@ SHORT_HELP = {
     "submit": "Upload this directory and run COMMAND in it",
     "suspend": "Suspend a job and keep its PVCs",
     "sync": "Upload a directory to an existing job",
+    "version": "Show the version of this plugin",
     "why": "Explain why a job is waiting or failed",
 }
-# Hints for verbs of kubectl that are no commands.
-KUBECTL_VERBS = {
+# Hints for words of kubectl, shells and other launchers that are no commands.
+OTHER_WORDS = {
     "apply": "Use submit -f FILE.",
+    "attach": "Use logs JOB --follow.",
     "create": "Use submit -f FILE.",
     "delete": "Use cancel JOB.",
     "describe": "Use status JOB, or why JOB.",
     "get": "Use list, or status JOB -o yaml.",
+    "kill": "Use cancel JOB.",
+    "launch": "Use run, or submit.",
+    "ls": "Did you mean list?",
+    "ps": "Did you mean list?",
+    "queue": "Did you mean queues?",
+    "rm": "Use cancel JOB.",
+    "shell": "Use exec JOB.",
+    "ssh": "Use exec JOB.",
+    "start": "Use submit, or resume JOB.",
+    "stop": "Use suspend JOB, or cancel JOB.",
+    "tail": "Use logs JOB --follow.",
+    "top": "Use status JOB, or list --watch.",
 }

@@ -7,6 +7,7 @@ import click
 from kubectl_torchrun.cli import complete
 from kubectl_torchrun.cli.changes import change_options
 from kubectl_torchrun.cli.options import Command, run_command
+from kubectl_torchrun.cli.types import JOB
 from kubectl_torchrun.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @click.command("cancel", cls=Command)
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
+@click.argument(
+    "jobs", nargs=-1, required=True, type=JOB, metavar="JOB...", shell_complete=complete.jobs
+)
 @click.option("--yes", "-y", is_flag=True, help="Skip the confirmation.")
 @change_options("Deleted", "name")
 def command(jobs: tuple[str, ...], yes: bool, options: "ChangeOptions", target: "Target") -> None:

@@ -5,6 +5,7 @@ import sys
 import click
 
 from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
+from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Terminal
 
@@ -14,8 +15,8 @@ SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
 @click.command("exec", cls=Command)
 @job_argument
 @click.argument("command", nargs=-1)
-@click.option("--node", type=click.IntRange(min=0), help="Node by its index. Default: 0.")
-@click.option("--rank", "-r", type=click.IntRange(min=0), help="Node that runs this global rank.")
+@click.option("--node", type=Count(0), help="Node by its index. Default: 0.")
+@click.option("--rank", "-r", type=Count(0), help="Node that runs this global rank.")
 @click.option("--stdin", "-i", is_flag=True, help="Pass stdin to COMMAND.")
 @click.option(
     "--tty/--no-tty",

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 import click
 
 from kubectl_torchrun.cli import complete
-from kubectl_torchrun.cli.options import Command, cluster_options, output_option, run_command
+from kubectl_torchrun.cli.options import (
+    Command,
+    check_watch,
+    cluster_options,
+    output_option,
+    run_command,
+    watch_option,
+)
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.phases import NEW, list_phases
 from kubectl_torchrun.terminal import Terminal
@@ -54,6 +61,7 @@ class _Phase(click.ParamType["str"]):
     metavar="PHASE",
     help="Only jobs in this phase, in any case; repeatable.",
 )
+@watch_option
 @output_option("name", "wide", "yaml", "json")
 @cluster_options
 def command(
@@ -61,6 +69,7 @@ def command(
     selector: str,
     queue: str,
     phases: tuple[str, ...],
+    watch: bool,
     output: str,
     target: Target,
 ) -> None:
@@ -70,15 +79,17 @@ def command(
     Examples:
       kubectl torchrun list
       kubectl torchrun list -A --phase running --phase queued
+      kubectl torchrun list --watch
       kubectl torchrun list -o wide
       kubectl torchrun list --queue gpu -o name
     """
+    check_watch(watch, output)
 
     def work(terminal: Terminal) -> int:
         from kubectl_torchrun.cluster.job_list import JobFilter, print_jobs
 
         selected = frozenset("" if phase == NEW else phase for phase in phases)
         job_filter = JobFilter(all_namespaces, selector, queue, selected)
-        return print_jobs(target, job_filter, output, terminal)
+        return print_jobs(target, job_filter, output, terminal, watch=watch)
 
     run_command(work)

@@ -3,13 +3,13 @@
 import click
 
 from kubectl_torchrun.cli.options import (
-    DURATION,
     Command,
     cluster_options,
     job_argument,
     raw_option,
     run_command,
 )
+from kubectl_torchrun.cli.types import DURATION, Count, OneOf
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Terminal
 
@@ -26,7 +26,7 @@ from kubectl_torchrun.terminal import Terminal
     "--node",
     "nodes",
     multiple=True,
-    type=click.IntRange(min=0),
+    type=Count(0),
     help="Only the node with this index; repeatable.",
 )
 @click.option(
@@ -34,25 +34,21 @@ from kubectl_torchrun.terminal import Terminal
     "-r",
     "ranks",
     multiple=True,
-    type=click.IntRange(min=0),
+    type=Count(0),
     help="Only the node that runs this global rank, and only the rank's lines if torchrun marks"
     " them; repeatable.",
 )
 @click.option(
     "--container",
     "-c",
-    type=click.Choice(["trainer", "sync", "serve", "setup"]),
+    type=OneOf(["trainer", "sync", "serve", "setup"]),
     default="trainer",
     metavar="trainer|sync|serve|setup",
     help="Container. sync, serve and setup prepare the workspace. Default: trainer.",
 )
-@click.option(
-    "--attempt", type=click.IntRange(min=0), help="Attempt to print. Default: the latest."
-)
+@click.option("--attempt", type=Count(0), help="Attempt to print. Default: the latest.")
 @click.option("--previous", "-p", is_flag=True, help="Print the attempt before the latest.")
-@click.option(
-    "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each node."
-)
+@click.option("--tail", type=Count(0), metavar="N", help="Only the last N lines of each node.")
 @click.option(
     "--since",
     type=DURATION,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
+from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.cluster.kubectl import LastLines, Target
 from kubectl_torchrun.errors import SUCCEEDED, ClusterProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal
@@ -61,9 +62,7 @@ exit $code
 @click.command("port-forward", cls=Command)
 @job_argument
 @click.argument("ports", nargs=-1, metavar="[LOCAL:]PORT...")
-@click.option(
-    "--node", type=click.IntRange(min=0), default=0, help="Node by its index. Default: 0."
-)
+@click.option("--node", type=Count(0), default=0, help="Node by its index. Default: 0.")
 @click.option("--address", default="localhost", show_default=True, help="Address to listen on.")
 @click.option(
     "--tensorboard", metavar="DIR", help="Run TensorBoard in the pod for this directory of the pod."

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kubectl_torchrun.cli.options import Command, cluster_options, run_command
+from kubectl_torchrun.cli.types import OneOf
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Terminal
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     "--output",
     "-o",
     default="yaml",
-    type=click.Choice(["yaml", "json"]),
+    type=OneOf(["yaml", "json"]),
     metavar="yaml|json",
     help="Output format.",
 )

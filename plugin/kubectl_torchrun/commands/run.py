@@ -23,6 +23,7 @@ from kubectl_torchrun.cli.request import (
     request_options,
     sync_arguments,
 )
+from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Terminal
 
@@ -41,7 +42,7 @@ _OF_CLUSTERS = ("queue", "image", "after", "overlay", "upload_timeout")
 @click.option("--local", is_flag=True, help="Run on this machine, without a cluster.")
 @click.option(
     "--gpus-per-node",
-    type=click.IntRange(min=0),
+    type=Count(0),
     default=None,
     help="With --local: GPUs of each node, and so its ranks. Default: one rank.",
 )

@@ -6,6 +6,7 @@ import click
 
 from kubectl_torchrun.cli.changes import INTERRUPTED, change_options
 from kubectl_torchrun.cli.options import Command, job_argument, run_command
+from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("scale", cls=Command)
 @job_argument
-@click.option("--nodes", required=True, type=click.IntRange(min=1), help="Number of nodes.")
+@click.option("--nodes", required=True, type=Count(1), help="Number of nodes.")
 @change_options("Running", "name", "yaml", "json")
 def command(job: str, nodes: int, options: "ChangeOptions", target: "Target") -> None:
     """Change the number of nodes of JOB, which must be elastic or not started yet.

@@ -162,6 +162,8 @@ def test_wrong_arguments_send_no_request(line: str) -> None:
         ("get torchrunjobs", "Unknown command get. Use list, or status JOB -o yaml."),
         ("describe run", "Unknown command describe. Use status JOB, or why JOB."),
         ("delete run", "Unknown command delete. Use cancel JOB."),
+        ("ls", "Unknown command ls. Did you mean list?"),
+        ("rm run", "Unknown command rm. Use cancel JOB."),
         ("lits", "Unknown command lits. Did you mean list?"),
         ("xyz", "Unknown command xyz. List the commands with --help."),
     ],
@@ -187,13 +189,54 @@ def test_unknown_commands_suggest_the_right_one(line: str, message: str) -> None
             "Invalid value for '--phase': Unknown phase none. Valid phases: ",
             "kubectl torchrun list",
         ),
+        *(
+            (line, f"Invalid value for {message}", f"kubectl torchrun {line.split()[0]}")
+            for line, message in {
+                "list -o xml": "'--output' / '-o': xml is not one of name, wide, yaml, json.",
+                "submit x --nodes many": "'--nodes': many is not a whole number.",
+                "submit x --nodes ''": "'--nodes': An empty text is not a whole number.",
+                "submit x --nodes 0": "'--nodes': 0 is too small. The smallest value is 1.",
+                "logs x --tail -1": "'--tail': -1 is too small. The smallest value is 0.",
+                "logs x --tail 2147483648": "'--tail': 2147483648 is too large. The largest",
+                "logs x --since ''": "'--since': An empty text is not a duration.",
+                "status ''": "'JOB': An empty text is not the name of a job.",
+                "why a/b": "'JOB': a/b is not the name of a job.",
+            }.items()
+        ),
+        ("list -w -o json", "--watch shows a table.", "kubectl torchrun list"),
     ],
 )
 def test_usage_errors_look_as_other_errors(line: str, message: str, help_of: str) -> None:
-    result = CliRunner().invoke(cli, line.split(), prog_name="kubectl torchrun")
+    result = CliRunner().invoke(cli, shlex.split(line), prog_name="kubectl torchrun")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Error: {message}")
     assert result.stderr.endswith(f"\nSee: {help_of} --help\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("help", "Usage: kubectl torchrun [OPTIONS] COMMAND"),
+        ("help submit", "Usage: kubectl torchrun submit [OPTIONS] [COMMAND]..."),
+        ("version", "kubectl torchrun, version "),
+        ("-v", "kubectl torchrun, version "),
+    ],
+)
+def test_help_and_version_are_also_words(words: str, shown: str) -> None:
+    result = CliRunner().invoke(cli, words.split(), prog_name="kubectl torchrun")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(shown)
+
+
+@pytest.mark.parametrize("name", ["run", "torchrunjob.torchrun.ai/run", "tj/run"])
+def test_a_job_is_named_as_o_name_prints_it(name: str) -> None:
+    assert parse(f"kubectl torchrun status {name}").params["job"] == "run"
+
+
+def test_an_argument_that_is_not_utf_8_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["run", "caf\udce9.py"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(r"Error: The argument caf\udce9.py is not UTF-8.")
 
 
 def test_no_command_prints_the_help() -> None:

@@ -168,6 +168,48 @@ def test_no_color_is_honoured(laptop: Laptop) -> None:
         assert not COLOUR.search(screen.seen), screen.seen
 
 
+@pytest.mark.parametrize("words", [["list", "-w"], ["queues", "--watch"]])
+def test_live_tables(laptop: Laptop, words: list[str]) -> None:
+    a_job(laptop)
+    with terminal(laptop, *words, width=120) as screen:
+        screen.until(b"AGE")
+        if words[0] == "list":
+            laptop.job("other", status={"phase": "Queued"})
+            screen.until(b"other")
+            laptop.server.delete("torchrunjobs", "other")
+        else:
+            laptop.server.put("torchrunqueues", "second")
+            screen.until(b"second")
+        screen.press(b"\x03")
+        assert screen.end() == 130
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("torchrunjobs", "list"), ("torchrunqueues", "queues")]
+)
+def test_a_followed_table_without_a_terminal_has_a_line_for_each_change(
+    laptop: Laptop, kind: str, words: str
+) -> None:
+    laptop.job("old", status={"phase": "Running"})
+    command = [sys.executable, "-m", "kubectl_torchrun", words, "--watch"]
+    with subprocess.Popen(
+        [*command, f"--kubeconfig={laptop.kubeconfig}", "-n", "ns"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            head, first = process.stdout.readline(), process.stdout.readline()
+            assert head.startswith("NAME ")
+            assert "AGE" not in head.split()
+            assert first.startswith("old " if words == "list" else "q ")
+            laptop.server.put(kind, "new")
+            assert process.stdout.readline().startswith("new ")
+        finally:
+            process.kill()
+
+
 def test_ctrl_c_in_the_live_view(laptop: Laptop) -> None:
     a_job(laptop)
     with terminal(laptop, "status", "run") as screen:

@@ -104,9 +104,9 @@ def test_mistakes_are_named_with_their_file(
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ('nodes = "many"', ["submit", "x"], "'many' is not a valid integer"),
-        ("nodes = 1.5", ["submit", "x"], "'1.5' is not a valid integer"),
-        ("node = [0, 1.5]", ["logs", "x"], "'1.5' is not a valid integer"),
+        ('nodes = "many"', ["submit", "x"], "many is not a whole number"),
+        ("nodes = 1.5", ["submit", "x"], "1.5 is not a whole number"),
+        ("node = [0, 1.5]", ["logs", "x"], "1.5 is not a whole number"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused(

@@ -204,6 +204,43 @@ def test_why_prints_the_attempts_and_the_last_lines(laptop: Laptop) -> None:
 
 
 @pytest.mark.long
+def test_why_is_also_for_programs(laptop: Laptop) -> None:
+    laptop.job("run", status={"phase": "Queued", "reason": "NoQuota", "queuePosition": 2})
+    report = json.loads(laptop.run("why", "run", "-o", "json").stdout)
+    assert report == {
+        "job": "run",
+        "namespace": "ns",
+        "phase": "Queued",
+        "reason": "NoQuota",
+        "message": "",
+        "failure": None,
+        "attempt": None,
+        "node": None,
+        "rank": None,
+        "machine": None,
+        "exitCode": None,
+        "evidence": [],
+        "nextCommand": f"kubectl torchrun queues -n ns --kubeconfig={laptop.kubeconfig}",
+    }
+    failure = {
+        "reason": "Exception",
+        "message": "pod run-r1-2: bad batch",
+        "rank": 5,
+        "node": "gpu-07",
+        "exitCode": 1,
+    }
+    status = {"phase": "Failed", "reason": "Exception", "message": "m", "lastFailure": failure}
+    laptop.job("run", status=status)
+    laptop.worker("run", 2, 1, "ValueError: bad batch\n", terminated={"exitCode": 1})
+    report = json.loads(laptop.run("why", "run", "-o", "json").stdout)
+    assert report["failure"] == "Exception: pod run-r1-2: bad batch"
+    place = ("attempt", "node", "rank", "machine", "exitCode")
+    assert [report[name] for name in place] == [1, 2, 5, "gpu-07", 1]
+    assert report["evidence"] == ["ValueError: bad batch"]
+    assert "torchrun logs run --attempt 1 --node 2 " in report["nextCommand"]
+
+
+@pytest.mark.long
 def test_why_names_a_failure_that_repeats(laptop: Laptop) -> None:
     end = {"reason": "Exception", "message": "Pod run-0-abcde: ValueError: bad batch (rank 0)."}
     laptop.job("run", status={"attempts": [{"number": number, **end} for number in range(3)]})

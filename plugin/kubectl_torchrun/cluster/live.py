@@ -1,0 +1,80 @@
+"""Tables that follow changes: drawn again on a terminal, else with a line for each change."""
+
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import anyio
+
+from kubectl_torchrun import output
+from kubectl_torchrun.cluster.job_watch import Changes
+from kubectl_torchrun.terminal import Terminal, has_colour
+from kubectl_torchrun.text import join
+
+_AGE_SECONDS = 1.0  # the ages in a table change without an event
+_PAUSE_SECONDS = 0.2  # between two pictures
+_IDLE_SECONDS = 3600.0
+
+Frame = Callable[[bool], Sequence[str]]
+
+
+async def show_live(
+    updates: Sequence[AsyncIterator[object]], frame: Frame, terminal: Terminal
+) -> None:
+    """Show the frame after each update, until cancelled.
+
+    frame: the lines at this moment; its argument is whether to draw them on a terminal, with ages.
+    """
+    changes = Changes()
+    missing = set(range(len(updates)))
+
+    async def follow(number: int, update: AsyncIterator[object]) -> None:
+        async for _ in update:
+            missing.discard(number)
+            changes.wake()
+
+    async with anyio.create_task_group() as tasks:
+        for number, update in enumerate(updates):
+            tasks.start_soon(follow, number, update)
+        while missing:  # the first picture is complete
+            await changes.next_change(_IDLE_SECONDS)
+        if sys.stdout.isatty() and terminal.live:
+            await _redraw(changes, frame)
+        else:
+            await _print_new(changes, frame)
+
+
+async def _redraw(changes: Changes, frame: Frame) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False, no_color=not has_colour(sys.stdout))
+    with Live(console=console, auto_refresh=False) as drawing:
+        while True:
+            lines = _fit(frame(True), shutil.get_terminal_size().lines - 1)
+            drawing.update(Text.from_ansi(join(lines), no_wrap=True, overflow="ellipsis"))
+            drawing.refresh()
+            await anyio.sleep(_PAUSE_SECONDS)
+            await changes.next_change(_AGE_SECONDS - _PAUSE_SECONDS)
+
+
+def _fit(lines: Sequence[str], height: int) -> list[str]:
+    """The head and the last lines, if there are too many."""
+    if len(lines) <= height or height < 3:
+        return [*lines]
+    hidden = len(lines) - height + 1
+    return [lines[0], f"... {hidden} more", *lines[hidden + 1 :]]
+
+
+async def _print_new(changes: Changes, frame: Frame) -> None:
+    known: set[str] = set()
+    while True:
+        lines = frame(False)
+        now = {" ".join(line.split()): line for line in lines}  # widths of columns change
+        fresh = [line for text, line in now.items() if text not in known]
+        if fresh:
+            output.print_lines(fresh)
+            sys.stdout.flush()
+        known = set(now)
+        await changes.next_change(_IDLE_SECONDS)
