@@ -8,12 +8,12 @@ import os
 SUBSTITUTE = "TORCHRUN_SDK_IMAGE"
 
 
-def pytorch(tag: str = "24.08-py3") -> str:
+def pytorch(tag: str = "26.07-py3") -> str:
     """NVIDIA's PyTorch image of this tag, https://catalog.ngc.nvidia.com."""
     return f"nvcr.io/nvidia/pytorch:{tag}"
 
 
-def ray(tag: str = "2.32.0-py311") -> str:
+def ray(tag: str = "2.58.0-py312") -> str:
     """Ray's image of this tag."""
     return f"rayproject/ray:{tag}"
 

@@ -19,7 +19,7 @@ FOUND = [
 # Fields that complete a fragment to a whole object.
 WHOLE: dict[str, JsonObject] = {
     "TorchrunJob": {"jobQueue": "gpu", "numNodes": 1, "command": "python train.py"},
-    "TorchrunQueue": {"image": "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"},
+    "TorchrunQueue": {"image": "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"},
 }
 NAMESPACE = "pages"
 

@@ -61,7 +61,7 @@ def queue(laptop: Laptop, checkpoints: JsonObject) -> JsonObject:
         "kind": "TorchrunQueue",
         "metadata": {"name": "gpu", "namespace": laptop.namespace},
         "spec": {
-            "image": "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime",
+            "image": "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime",
             "nodeResources": {"gpus": 8, "cpus": 90, "memory": "900Gi"},
             "storage": {"checkpoints": {"size": "100Gi", **checkpoints}},
         },
