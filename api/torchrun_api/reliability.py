@@ -160,8 +160,9 @@ class Reliability(Wire, frozen=True, kw_only=True):
             Meta(
                 description="What restarts after a rank has failed. InPlace: the ranks of all "
                 "nodes, in the same pods. The third failure of one kind without a newer step in "
-                "between, a failure that a rule matches, and the failure of a pod or a node still "
-                "lead to a new gang. Gang: all pods, as a new gang. Default: InPlace."
+                "between, one that comes sooner and in another way than the one before, a failure "
+                "that a rule matches, and the failure of a pod or a node still lead to a new gang. "
+                "Gang: all pods, as a new gang. Default: InPlace."
             ),
         ]
         | None

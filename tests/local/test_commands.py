@@ -29,6 +29,14 @@ print("round", os.environ["TORCHRUN_ROUND"], flush=True)
 if os.environ["NODE_RANK"] == "1" and os.environ["TORCHRUN_ROUND"] == "0":
     raise ValueError("bad batch")
 """
+# A new gang has another directory, as new pods have.
+FAIL_ONCE = """\
+import os, time
+time.sleep(1)
+if os.environ["TORCHRUN_ATTEMPT"] == os.environ["TORCHRUN_ROUND"] == "0":
+    raise OSError("the object store did not answer")
+print("trained")
+"""
 ALWAYS_FAIL = 'raise ValueError("bad batch")\n'
 DDP = """\
 import torch, torch.distributed as dist
@@ -155,6 +163,14 @@ CASES = (
         {"fail.py": FAIL_ON_NODE_1},
         out=("ValueError: bad batch", "round 1"),
         err=("1 restart in the same pods", "Succeeded"),
+    ),
+    Case(
+        "what a killed round has left",
+        "mkdir out$TORCHRUN_ATTEMPT$NODE_RANK && python3 fail.py",
+        {"fail.py": FAIL_ONCE},
+        out=("File exists", "trained"),
+        err=("Attempt 0 ended: Pod project", "OSError: the object store did not", "Succeeded"),
+        absent=("ExitCode", "was deleted"),
     ),
     Case(
         "no restart",

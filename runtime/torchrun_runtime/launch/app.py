@@ -17,6 +17,7 @@ from .command_end import (
     PEER_FAILED,
     RELOADED,
     UNNOTICED_SECONDS,
+    cause_after_leftovers,
     cause_of_end,
     cause_of_missed_round,
     cause_of_request,
@@ -164,6 +165,20 @@ def launch(
             rounds.close()
 
 
+class RoundEnd(NamedTuple):
+    """How the command of a round ended on this node.
+
+    cause: None if it succeeded. step: the newest one that rank 0 reported on this node. is_silent:
+    it had no output and no step. begun_after: seconds to its first sign for the hang watch.
+    """
+
+    exit: CommandExit
+    cause: Cause | None
+    step: int | None = None
+    is_silent: bool = False
+    begun_after: float | None = None
+
+
 class Program(NamedTuple):
     """What a node starts in each round.
 
@@ -205,9 +220,13 @@ def _run_rounds(
     preparation = RoundPreparation(settings, reload)
     last_round = rounds.newest_round
     command_exit: CommandExit | None = None
+    begun_after: float | None = None
     while True:
         start = rounds.await_start()
         if start is None:
+            earlier = rounds.earlier_cause()
+            if earlier:
+                return cause_after_leftovers(cause, earlier, settings.gang.rank)
             if rounds.newest_round > last_round:
                 return cause_of_missed_round()
             if cause is None and rounds.trains_alone():
@@ -230,12 +249,13 @@ def _run_rounds(
                 say(f"starting round {start.round}")
             variables = of_round(environment, start.round)
             watchdogs = [*fencing, leave]
-            command_exit, cause, step = _run(settings, variables, program, watchdogs, rounds)
+            end = _run(settings, variables, program, watchdogs, rounds, begun_after)
         except LaunchError as error:
             if not error.is_of_command:
                 raise
-            cause, step = _cause_of_error(error), None
-            command_exit = CommandExit(error.exit_code, None, None, None, False, False)
+            failed = CommandExit(error.exit_code, None, None, None, False, False)
+            end = RoundEnd(failed, _cause_of_error(error))
+        command_exit, cause, begun_after = end.exit, end.cause, end.begun_after
         reason = cause.reason if cause else ""
         was_stopped = command_exit.for_next_round and reason in (PEER_FAILED, RELOADED)
         if not was_stopped:
@@ -246,7 +266,7 @@ def _run_rounds(
             return _leave_with_survivors(rounds, cause)
         if settings.gang.is_leader and not command_exit.for_next_round:
             reload.await_announcement()
-        rounds.end(cause, step, stopped=was_stopped)
+        rounds.end(cause, end.step, stopped=was_stopped, is_silent=end.is_silent)
 
 
 def _leave_with_survivors(rounds: Rounds, cause: Cause) -> Cause:
@@ -292,19 +312,18 @@ def _run(
     program: Program,
     watchdogs: Sequence[Watchdog],
     rounds: Rounds,
-) -> tuple[CommandExit, Cause | None, int | None]:
-    """Supervise the command of one round.
-
-    Returns its end, its cause from the reports of its processes if it failed, and the newest step
-    that rank 0 reported on this node.
-    """
+    begun_after: float | None,
+) -> RoundEnd:
+    """Supervise the command of one round. begun_after: of the round before."""
     reports = make_reports_folder()
     memory = OomWatchdog()
     streams = _streams(settings)
     reporter = _reporter(settings, reports, rounds)
+    hang: HangWatchdog | None = None
     if settings.hang_timeout:
         chunks = (lambda: streams.chunks) if streams else (lambda: 0)
-        watchdogs = [*watchdogs, HangWatchdog(settings.hang_timeout, reports, chunks)]
+        hang = HangWatchdog(settings.hang_timeout, reports, chunks, begun_after)
+        watchdogs = [*watchdogs, hang]
     watchdogs = [*watchdogs, memory]
     world = _world_watch(settings, reports, rounds, reporter) if program.may_train_alone else None
     if world:
@@ -352,7 +371,9 @@ def _run(
                 command_exit, settings.command, background, reports, memory.has_killed()
             )
         )
-        return command_exit, cause, newest_step(reports)
+        step = newest_step(reports)
+        is_silent = streams is not None and not streams.chunks and step is None
+        return RoundEnd(command_exit, cause, step, is_silent, hang.begun_after if hang else None)
     finally:
         if reporter:
             reporter.close()

@@ -81,6 +81,20 @@ def _had_failed(report: Report, stopped_at: float, running: Running) -> bool:
     return is_recent and (report.rank not in running.ranks or report.pid in running.pids)
 
 
+def cause_after_leftovers(cause: Cause | None, earlier: tuple[int, Cause], node: int) -> Cause:
+    """The cause of this node if what an earlier round left has made the last round fail.
+
+    earlier: the node with the cause of that round, and the cause.
+    """
+    if earlier[0] == node:
+        return earlier[1]
+    message = (
+        "The ranks were started again after a failure on another node, and have found what the"
+        f" killed round had left: {'' if cause is None else cause.message}"
+    )
+    return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
+
+
 def cause_of_missed_round() -> Cause:
     """The cause of a node whose ranks did not start in the last round."""
     message = "The gang ended before the ranks of this node started."

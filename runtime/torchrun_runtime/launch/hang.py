@@ -2,12 +2,15 @@
 
 Activity is a call of torchrun_progress.report in any rank, or output of the command. The watch
 starts with the first report. If the command never imports torchrun_progress, it starts with the
-first output, and only on the node of rank 0: other nodes are often silent for good reason. A node
+first output, and only on the node of rank 0: other nodes are often silent for good reason. In a
+later round of the same pods it starts without a sign, in twice the time in which the round before
+has shown one: the round may wait for a lock that a killed rank has left. A node
 whose ranks have ended waits in torchrun for those of other nodes. It does not hang.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from contextlib import suppress
@@ -36,10 +39,20 @@ class _Beat(NamedTuple):
 class HangWatchdog:
     """Requests a stop after `seconds` without activity. Call `check` periodically.
 
-    folder: of the heartbeats. chunks: a number that grows whenever the command writes.
+    folder: of the heartbeats. chunks: a number that grows whenever the command writes. begun_after:
+    seconds from the start of the round before to its first sign, None without one.
     """
 
-    def __init__(self, seconds: float, folder: str, chunks: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        folder: str,
+        chunks: Callable[[], int],
+        begun_after: float | None = None,
+    ) -> None:
+        self.begun_after: float | None = None
+        self._due = math.inf if begun_after is None else 2 * begun_after
+        self._start = time.monotonic()
         self._seconds = seconds
         self._folder = folder
         self._chunks = chunks
@@ -57,7 +70,11 @@ class HangWatchdog:
         activity = (beats, self._chunks())
         if activity != self._activity:
             self._activity, self._last_activity = activity, now
-        if not self._has_begun(beats) or self._has_finished(now):
+        has_begun = self._has_begun(beats)
+        if has_begun and self.begun_after is None:
+            self.begun_after = now - self._start
+        is_due = has_begun or now - self._start >= self._due
+        if not is_due or self._has_finished(now):
             self._watch_start = now
         silence = now - max(self._last_activity, self._watch_start)
         if silence < self._seconds:

@@ -86,6 +86,8 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
         grade = 0
     elif failure.reason == HUNG:
         grade = 1
+    elif failure.reason == peer_loss.PEER_FAILED:
+        grade = 5  # the Job controller deletes the pod with the cause, which may still run
     elif failure.reason == POD_DELETED:
         grade = 6
     elif failure.signal == SIGTERM:

@@ -20,6 +20,7 @@ from .messages import (
     StartRound,
     StopRound,
 )
+from .policy import RoundFailure, Verdict
 
 # How long a member may be without a connection when the others wait for it.
 LOST_SECONDS = 15.0
@@ -69,8 +70,8 @@ class RestartDecider(Protocol):
     def is_off(self) -> bool:
         """Whether no failure is followed by another round."""
 
-    def allows(self, cause: Cause, step: int | None, ran_seconds: float, restarts: int) -> bool:
-        """Whether to start another round after this failure. Called once for each failure."""
+    def judge(self, failed: RoundFailure, restarts: int) -> Verdict:
+        """Whether to start another round. Called once for each failure."""
 
 
 class GangLeader:
@@ -239,7 +240,14 @@ class GangLeader:
             return stop._replace(edit=True) if now < self._edit_until else EndGang()
         step = max((s.step for s in self._states.values() if s.step is not None), default=None)
         seconds = self._stopped_at - self._started_at
-        if not self._policy.allows(cause, step, seconds, self.restarts().total):
+        is_silent = all(state.is_silent for state in self._states.values())
+        verdict = self._policy.judge(
+            RoundFailure(cause, seconds, step, is_silent), self.restarts().total
+        )
+        if verdict.by_leftovers and self._failed_rounds:
+            first = self._failed_rounds[-1]
+            return EndGang(node=first.node, cause=first.cause)
+        if not verdict.restart:
             return EndGang()
         self._failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
         return self._start(stop.round + 1)

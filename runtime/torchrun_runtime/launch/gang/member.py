@@ -45,10 +45,13 @@ class GangMember:
         """While ranks run: the order to end them."""
         return order if isinstance(order, StopRound) and order.round >= self.state.round else None
 
-    def end(self, cause: Cause | None, step: int | None, *, stopped: bool) -> None:
+    def end(
+        self, cause: Cause | None, step: int | None, *, stopped: bool, is_silent: bool = False
+    ) -> None:
         """Note that the command has ended and that its ranks are dead. stopped: by an order."""
         name = READY if stopped else FAILED if cause else SUCCEEDED
         self._change(name, self.state.round, cause if name == FAILED else None, step)
+        self.state = self.state._replace(is_silent=is_silent)
 
     def note(self, training: str) -> None:
         """Note how the processes of this node train. A node that once had a group keeps this."""

@@ -24,7 +24,8 @@ class MemberState(NamedTuple):
 
     round: the newest that it started or will not start any more. cause: of a failed round. step:
     the newest one that rank 0 reported, if it ran on this node. training: ALONE, TOGETHER, or ""
-    before a Python has imported torch.
+    before a Python has imported torch. is_silent: the round had no output and no step, as far as
+    this node sees it.
     """
 
     state: str = READY
@@ -32,6 +33,7 @@ class MemberState(NamedTuple):
     cause: Cause | None = None
     step: int | None = None
     training: str = ""
+    is_silent: bool = False
 
 
 class RoundCode(NamedTuple):
@@ -71,9 +73,14 @@ class StopRound(NamedTuple):
 
 
 class EndGang(NamedTuple):
-    """There is no further round: end with your own result. Ranks that run are not disturbed."""
+    """There is no further round: end with your own result. Ranks that run are not disturbed.
+
+    cause: of an earlier round, on this node, if what it left made the last one fail.
+    """
 
     name: str = "exit"
+    node: int = -1
+    cause: Cause | None = None
 
 
 GangOrder = Union[OpenGate, StartRound, StopRound, EndGang]
@@ -92,6 +99,8 @@ def encode_state(state: MemberState) -> bytes:
         body["step"] = state.step
     if state.training:
         body["training"] = state.training
+    if state.is_silent:
+        body["silent"] = True
     return encode(body)
 
 
@@ -105,7 +114,8 @@ def decode_state(line: bytes) -> MemberState:
         step = body.get("step")
         step = None if step is None else int(step)
         training = str(body.get("training", ""))
-        return MemberState(body["state"], int(body["round"]), cause, step, training)
+        silent = bool(body.get("silent"))
+        return MemberState(body["state"], int(body["round"]), cause, step, training, silent)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
 
@@ -127,6 +137,9 @@ def encode_order(order: GangOrder) -> bytes:
         return encode({**body, **order.code._asdict()})
     if isinstance(order, StopRound):
         return encode({"order": "stop", **order._asdict()})
+    if isinstance(order, EndGang) and order.cause is not None:
+        cause = order.cause._asdict()
+        return encode({"order": order.name, "node": order.node, "cause": cause})
     return encode({"order": order.name})
 
 
@@ -141,6 +154,8 @@ def decode_order(line: bytes) -> GangOrder:
         if name == "stop":
             failed, edit = (bool(body.get(name)) for name in ("failed", "edit"))
             return StopRound(int(body["round"]), failed, edit)
+        if name == "exit" and "cause" in body:
+            return EndGang(node=int(body["node"]), cause=_decode_cause(body["cause"]))
         if name == "exit":
             return EndGang()
         if name == "open":

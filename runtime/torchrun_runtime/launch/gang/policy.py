@@ -46,16 +46,31 @@ def read_limits(text: str) -> RestartLimits:
         ) from error
 
 
-class _Streak(NamedTuple):
-    """The failures of one kind in a row that the ranks were restarted after.
+class Verdict(NamedTuple):
+    """Whether another round follows a failed one.
 
-    step: the newest one of all rounds that failed, -1 for none.
+    by_leftovers: the round seems to have failed because of what the round before has left in the
+    pods, so the failure before is the cause.
     """
 
-    reason: str = ""
-    exit_code: int = 0
-    failures: int = 0
-    step: int = -1
+    restart: bool
+    by_leftovers: bool = False
+
+
+class RoundFailure(NamedTuple):
+    """A failed round. step: the newest one, None without reports. is_silent: no output, no step."""
+
+    cause: Cause
+    seconds: float
+    step: int | None = None
+    is_silent: bool = False
+
+    @property
+    def kind(self) -> tuple[str, int, str]:
+        """The way in which it failed. Exceptions of one type are alike, whatever they say."""
+        is_exception = self.cause.reason == "Exception"
+        name = self.cause.message.partition(":")[0] if is_exception else ""
+        return self.cause.reason, self.cause.exit_code, name
 
 
 class RestartPolicy:
@@ -63,31 +78,51 @@ class RestartPolicy:
 
     def __init__(self, limits: RestartLimits) -> None:
         self._limits = limits
-        self._streak = _Streak()  # of the failures until now
+        self._last: RoundFailure | None = None
+        self._alike = 0  # failures with one reason and exit code in a row, without a newer step
+        self._newest_step = -1  # of all rounds that failed
 
     @property
     def is_off(self) -> bool:
         """Whether no failure is followed by another round."""
         return not self._limits.restarts
 
-    def allows(self, cause: Cause, step: int | None, ran_seconds: float, restarts: int) -> bool:
-        """Whether to start another round after this failure. Called once for each failure.
+    def judge(self, failed: RoundFailure, restarts: int) -> Verdict:
+        """Whether to start another round. Called once for each failure.
 
-        step: the newest step of the failed round, None without reports. restarts: before this one.
+        restarts: before this one.
         """
-        self._count(cause, step, ran_seconds)
-        if cause.reason not in _IN_PLACE or self._streak.failures >= _SAME_KIND:
-            return False
+        by_leftovers = self._is_by_leftovers(failed)
+        self._count(failed)
+        if by_leftovers:
+            return Verdict(restart=False, by_leftovers=True)
+        cause = failed.cause
+        if cause.reason not in _IN_PLACE or self._alike >= _SAME_KIND:
+            return Verdict(restart=False)
         # As the controller does: a shell reports the signal of its program by its exit code.
         signal = cause.signal or (cause.exit_code - 128 if 128 < cause.exit_code < 192 else None)
         if cause.exit_code in self._limits.exit_codes or signal in self._limits.signals:
-            return False
-        return restarts < self._limits.restarts
+            return Verdict(restart=False)
+        return Verdict(restarts < self._limits.restarts)
 
-    def _count(self, cause: Cause, step: int | None, ran_seconds: float) -> None:
-        before = self._streak
-        kind = (cause.reason, cause.exit_code)
-        has_progress = ran_seconds >= _LASTED_SECONDS if step is None else step > before.step
-        is_other = has_progress or kind != (before.reason, before.exit_code)
-        newest = before.step if step is None else max(before.step, step)
-        self._streak = _Streak(*kind, 1 if is_other else before.failures + 1, newest)
+    def _is_by_leftovers(self, failed: RoundFailure) -> bool:
+        """Whether the round failed sooner than the one before and in another way, or silently.
+
+        A round that got further than those before has found nothing in its way.
+        """
+        last = self._last
+        if last is None or (failed.step is not None and failed.step > self._newest_step):
+            return False
+        is_other = failed.kind != last.kind and failed.seconds < last.seconds
+        return is_other or (failed.is_silent and not last.is_silent)
+
+    def _count(self, failed: RoundFailure) -> None:
+        step = failed.step
+        if step is None:
+            has_progress = failed.seconds >= _LASTED_SECONDS
+        else:
+            has_progress = step > self._newest_step
+        is_other = self._last is None or failed.kind[:2] != self._last.kind[:2]
+        self._alike = 1 if has_progress or is_other else self._alike + 1
+        self._newest_step = max(self._newest_step, -1 if step is None else step)
+        self._last = failed

@@ -226,6 +226,13 @@ class Rounds:
             wait.write(self._link, self._awaited_edit(order))
             self._inbox.wait(order, _POLL)
 
+    def earlier_cause(self) -> tuple[int, Cause] | None:
+        """The node and the cause of an earlier round, if the gang ends because of that round."""
+        order = self._inbox.order
+        if not isinstance(order, EndGang) or order.cause is None:
+            return None
+        return order.node, order.cause
+
     @property
     def newest_round(self) -> int:
         """The newest round that this node started, or will not start any more; NEVER at first."""
@@ -236,10 +243,12 @@ class Rounds:
         self._look()
         return self._member.stop(self._inbox.order)
 
-    def end(self, cause: Cause | None, step: int | None, *, stopped: bool) -> None:
+    def end(
+        self, cause: Cause | None, step: int | None, *, stopped: bool, is_silent: bool = False
+    ) -> None:
         """Report the end of the command of this round. stopped: by an order."""
         self._look()  # newer code wins over the failure of older code
-        self._member.end(cause, step, stopped=stopped)
+        self._member.end(cause, step, stopped=stopped, is_silent=is_silent)
         self._report()
 
     def restarts(self) -> Restarts:

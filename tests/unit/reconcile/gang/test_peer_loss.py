@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from torchrun_runtime.launch.failure import Report, find_cause
 from torchrun_runtime.launch.supervise import CommandExit
@@ -108,3 +109,16 @@ def test_a_node_that_was_stopped_is_not_the_cause():
     world.step()
     assert world.phase == "Failed"
     assert (world.job.status.last_failure.rank, world.job.status.last_failure.exit_code) == (1, 7)
+
+
+def test_a_node_that_was_stopped_waits_for_the_cause_on_a_deleted_pod():
+    world = running(rules=[{"exitCodes": [7], "action": "fail"}])
+    fail(world, 0, message=STOPPED, exit_code=143)
+    pod = world.workers()[1]
+    meta = replace(pod.metadata, deletion_timestamp=world.now, deletion_grace_period_seconds=0)
+    world.objects["pods", pod.metadata.name] = replace(pod, metadata=meta)
+    world.step()
+    assert world.phase == "Running", "the Job controller deletes the other pods of a failed Job"
+    fail(world, 1, message=CAUSE, exit_code=7)
+    world.step()
+    assert (world.phase, world.job.status.last_failure.exit_code) == ("Failed", 7)

@@ -73,6 +73,19 @@ def test_the_watch_begins_with_the_first_output(node: Node) -> None:
     assert node.stacks == [161]
 
 
+def test_a_later_round_is_watched_without_a_sign(node: Node) -> None:
+    node.chunks = 1
+    node.message_at(120)
+    assert node.watch.begun_after == 20
+    node.chunks, node.ranks = 0, {7: "1"}
+    node.watch = HangWatchdog(SECONDS, "", lambda: node.chunks, node.watch.begun_after)
+    for now in (150, 159.9, 169.8):  # it begins twice as late as before, at 160
+        node.message_at(now)
+    assert node.stacks == []
+    node.message_at(170)
+    assert node.stacks == [170]
+
+
 def test_output_before_the_first_look_counts_from_then(node: Node) -> None:
     node.chunks = 1
     node.message_at(105)

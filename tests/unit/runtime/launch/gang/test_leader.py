@@ -163,9 +163,9 @@ def test_the_restarts_are_limited() -> None:
     restarts = 2
     leader = gang(1, restarts)
     for number in range(restarts):
-        leader.receive(0, MemberState(FAILED, number, cause(code=number + 1)), 1)
+        leader.receive(0, MemberState(FAILED, number, cause(code=number + 1)), 10**number)
         assert leader.order == StartRound(number + 1, restarts=number + 1)
-    leader.receive(0, MemberState(FAILED, restarts, cause()), 1)
+    leader.receive(0, MemberState(FAILED, restarts, cause()), 10**restarts)
     assert leader.order == EndGang()
 
 
@@ -322,3 +322,14 @@ def test_a_gang_trains_alone_unless_a_process_of_any_node_has_a_group() -> None:
     assert leader.trains_alone()
     leader.receive(2, MemberState(SUCCEEDED, 0, training=TOGETHER), 2)
     assert not leader.trains_alone()
+
+
+def test_a_round_that_fails_because_of_leftovers_ends_the_gang_with_the_cause_before() -> None:
+    leader = gang()
+    first, second = cause("OSError: no answer"), cause("FileExistsError: out")
+    for number, failed, seconds in ((0, first, 9), (1, second, 1)):
+        run(leader, number)
+        start = 10 * (number + 1)
+        leader.receive(1, MemberState(FAILED, number, failed), start + seconds)
+        leader.receive(0, MemberState(READY, number), start + seconds)
+    assert leader.order == EndGang(node=1, cause=first)

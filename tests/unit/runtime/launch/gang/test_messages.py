@@ -32,7 +32,7 @@ CAUSE = Cause(137, 3, 9, "Signaled", "Rank 3 was killed by SIGKILL.", "2026-01-0
     [
         MemberState(),
         MemberState(FAILED, 4, CAUSE, 120),
-        MemberState(training=ALONE),
+        MemberState(training=ALONE, is_silent=True),
         MemberState(FAILED, 4, CAUSE._replace(rank=None, signal=None)),
     ],
 )
@@ -48,6 +48,7 @@ def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
         StopRound(3),
         StopRound(3, failed=False, edit=True),
         EndGang(),
+        EndGang(node=1, cause=CAUSE),
     ],
 )
 def test_an_order_arrives_as_it_was_sent(order: GangOrder) -> None:
