@@ -7,6 +7,7 @@ docs/api-reference.md). With --check nothing is written; the exit code is 1 if o
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TypeAlias
 from msgspec import Struct, inspect
 
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, objects_at
 from torchrun_api.kinds import TORCHRUN_JOBS, TORCHRUN_QUEUES, Kind
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.reference import reference
@@ -142,12 +143,34 @@ def open_api_schema(kind: UserKind) -> JsonObject:
         raise TypeError(f"{kind.type} is no Struct")
     root = struct(shape)
     parts = {field.encode_name: field.type for field in shape.fields}
+    spec = structural(parts["spec"])
+    for schema in (root, spec):
+        _spare_stored_objects(schema)
     root["properties"] = {
         **_TYPE_META,
-        "spec": structural(parts["spec"]),
+        "spec": spec,
         "status": structural(parts["status"], defaults=False),
     }
     return root
+
+
+def _spare_stored_objects(schema: JsonObject) -> None:
+    """Let the CEL rules of a schema refuse no update of an object that violated them before.
+
+    The API server evaluates the rules of the root at each write, that of a status included, and
+    those of the spec if any field of it changes, such as suspend. The rules below the spec it
+    evaluates only for parts that change (kubernetes.io, "Validation ratcheting").
+    """
+    for rule in objects_at(schema, "x-kubernetes-validations"):
+        text = str(rule["rule"])
+        if "oldSelf" in text:
+            continue
+        before = re.sub(r"\bself\b", "oldSelf.value()", text)
+        # A name never changes, and the cost of a match of an old one has no bound.
+        is_of_name = "self.metadata.name" in text and "self.spec" not in text
+        violated = "" if is_of_name else f" && !({before})"
+        rule["rule"] = f"({text}) || (oldSelf.hasValue(){violated})"
+        rule["optionalOldSelf"] = True
 
 
 def custom_resource_definition(definition: Definition) -> JsonObject:
