@@ -122,7 +122,7 @@ class WorldApplier(Applier):
     """The real Applier. What the API server accepts changes the world."""
 
     def __init__(self, requests: ApiRequests, world: Written) -> None:
-        super().__init__(requests, requests)
+        super().__init__(requests, requests, lambda: "a random key")
         self._world = world
 
     async def apply(self, intent: Apply) -> WriteResult:

@@ -26,6 +26,7 @@ from torchrun_api.kinds import (
     JOBS,
     NETWORK_POLICIES,
     PODS,
+    SECRETS,
     SERVICES,
     TORCHRUN_JOBS,
     Kind,
@@ -221,6 +222,8 @@ class WorldObjects:
                 stored, metadata=replace(stored.metadata, annotations=annotations)
             )
             return
+        if apply.kind is SECRETS:
+            return  # the controller cannot see whether it exists
         if apply.kind is NETWORK_POLICIES and key in self.objects:
             return  # not watched, so it is applied for each gang
         assert key not in self.objects, f"{key} is created twice"

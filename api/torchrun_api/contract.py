@@ -99,6 +99,14 @@ GANG_PORT = Variable(
     "Port of the launcher of node 0, which starts and stops the ranks of all nodes. If not set:"
     " each node starts by itself.",
 )
+GANG_KEY = Variable(
+    "TORCHRUN_GANG_KEY",
+    TEXT,
+    (LAUNCHER,),
+    "Random key of the job, from a Secret, by which its launchers know each other. The launcher"
+    " removes it from the environment of the command, whose output viewers read. If not set: the"
+    " UID of the job.",
+)
 IN_PLACE_RESTARTS = Variable(
     "TORCHRUN_IN_PLACE_RESTARTS",
     JSON,

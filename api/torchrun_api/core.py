@@ -189,6 +189,12 @@ class NetworkPolicy(Wire, frozen=True, kw_only=True):
     metadata: ChildMeta = ChildMeta()
 
 
+class KubernetesSecret(Wire, frozen=True, kw_only=True):
+    """v1 Secret. The controller creates some, and reads none."""
+
+    metadata: ChildMeta = ChildMeta()
+
+
 class SchedulingGroupStatus(Wire, frozen=True, kw_only=True):
     """Status of a gang, as its scheduler writes it. KAI has a separate list of conditions."""
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from torchrun_api.core import (
     CoreEvent,
     Job,
+    KubernetesSecret,
     NetworkPolicy,
     Node,
     PersistentVolumeClaim,
@@ -30,6 +31,7 @@ SERVICES = Kind("", "v1", "services", "Service", Service)
 NETWORK_POLICIES = Kind(
     "networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy", NetworkPolicy
 )
+SECRETS = Kind("", "v1", "secrets", "Secret", KubernetesSecret)
 EVENTS = Kind("", "v1", "events", "Event", CoreEvent)
 NODES = Kind("", "v1", "nodes", "Node", Node)
 KAI_QUEUES = Kind("scheduling.run.ai", "v2", "queues", "Queue", KaiQueue)

@@ -33,6 +33,9 @@ WORKER = "worker"
 NETWORK = "network"
 GANG = "gang"
 
+# Entry of the Secret of a job's gangs.
+GANG_KEY = "key"
+
 # Set by the plugin on a TorchrunJob: the digest of the only upload that is accepted.
 WORKSPACE_SHA256 = f"{GROUP}/workspace-sha256"
 # Set by the plugin on a TorchrunJob: SHA-256 of a token that authorizes any upload.
@@ -191,6 +194,11 @@ def serve_pod(job: str, number: int | str = "<n>") -> str:
 def service(job: str) -> str:
     """Headless Service, the subdomain of the job's pods."""
     return job
+
+
+def gang_secret(job: str, uid: str) -> str:
+    """Secret with the key of a job's gangs. The UID tells it from one of an earlier job."""
+    return f"{job}-gang-{uid[:8]}"
 
 
 def child_job(job: str, attempt: int) -> str:

@@ -70,6 +70,11 @@ class Variable(Generic[T]):
         reference: JsonObject = {"resource": f"requests.{resource}"}
         return {"name": self.name, "valueFrom": {"resourceFieldRef": reference}}
 
+    def env_var_of_secret(self, name: str, key: str) -> JsonObject:
+        """The v1 EnvVar of an entry of a Secret. The container does not start without it."""
+        reference: JsonObject = {"name": name, "key": key}
+        return {"name": self.name, "valueFrom": {"secretKeyRef": reference}}
+
     def read(self, environment: Mapping[str, str]) -> str:
         """The text in the environment, or the default."""
         return environment.get(self.name, self.default)

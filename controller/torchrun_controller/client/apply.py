@@ -6,6 +6,8 @@ A known object is applied by force with its UID; a replacement of it also answer
 first checks the leadership.
 """
 
+import secrets
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -14,7 +16,7 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind, UserObject, kind_of
+from torchrun_api.kinds import SECRETS, Kind, UserObject, kind_of
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Disconnected, Requests, Response
@@ -86,11 +88,17 @@ class WriteResult(Struct, frozen=True):
 
 
 class Applier(LiveReader):
-    """Sends single writes. Has no state of its own."""
+    """Sends single writes. Has no state of its own. `new_key` returns a random text."""
 
-    def __init__(self, transport: Requests, leader: LeaderCheck) -> None:
+    def __init__(
+        self,
+        transport: Requests,
+        leader: LeaderCheck,
+        new_key: Callable[[], str] = secrets.token_hex,
+    ) -> None:
         super().__init__(transport)
         self._leader = leader
+        self._new_key = new_key
 
     async def apply(self, intent: Apply) -> WriteResult:
         """Create the object (no UID), or update the one with this UID to the intent.
@@ -105,6 +113,8 @@ class Applier(LiveReader):
             ApiError: any other refusal.
         """
         try:
+            if intent.kind is SECRETS:
+                return await self._create_secret(intent)
             return await (self._update(intent) if intent.uid else self._create(intent))
         except ApiError as error:
             _raise_converted(error, intent)
@@ -250,6 +260,24 @@ class Applier(LiveReader):
             if error.status != 409:
                 raise
             return await self._resolve_taken_name(intent)
+        result = _write_result(intent.kind, intent.name, response.read(read_object))
+        return replace(result, created=True)
+
+    async def _create_secret(self, intent: Apply) -> WriteResult:
+        """Create a Secret with a random key, unless it exists.
+
+        A POST, because the controller may create Secrets, but neither read nor change them.
+        """
+        body = {**intent.body, "stringData": {names.GANG_KEY: self._new_key()}}
+        path = intent.kind.path(str(_metadata(intent)["namespace"]))
+        query = {"fieldManager": FIELD_MANAGER}
+        self._leader.check()
+        try:
+            response = await self._transport.request("POST", path, query=query, body=_encode(body))
+        except ApiError as error:
+            if error.reason != "AlreadyExists":
+                raise
+            return WriteResult(intent.kind, intent.name, "", "")
         result = _write_result(intent.kind, intent.name, response.read(read_object))
         return replace(result, created=True)
 

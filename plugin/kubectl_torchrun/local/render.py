@@ -29,7 +29,7 @@ from torchrun_api.core import (
 )
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES
+from torchrun_api.kinds import CLAIMS, JOBS, PODS, SECRETS, SERVICES
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Apply, Defaults, Observed, reconcile
 from torchrun_controller.reconcile.model.installed import Installed
@@ -102,7 +102,7 @@ def render(job: TorchrunJob, queue: TorchrunQueue, image: str) -> list[JsonObjec
         if not new and any(isinstance(each, Job) for each in created):
             return rendered
         for apply in new:
-            rendered.append(apply.body)
+            rendered.append(_with_content(apply))
             created += _created(apply, f"uid-{len(rendered)}", now)
         if plan.status is not None:
             job = replace(job, status=plan.status)
@@ -125,6 +125,13 @@ def _convert(document: JsonObject, kind: type[T], file: str) -> T:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
         raise UsageProblem(f"{file}: {error}") from error
+
+
+def _with_content(apply: Apply) -> JsonObject:
+    """Return the object. The controller adds a random key to a Secret."""
+    return apply.body | (
+        {"stringData": {names.GANG_KEY: "RANDOM"}} if apply.kind is SECRETS else {}
+    )
 
 
 def _created(

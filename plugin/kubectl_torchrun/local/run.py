@@ -6,6 +6,7 @@ of the gang is a launcher with the environment of that pod.
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -125,6 +126,7 @@ class _LocalRun:
         self._end_code: int | None = None  # of a run that was stopped from outside
         self._watch = JobState()
         self._setup: dict[str, str] = {}
+        self._gang_key = secrets.token_hex()
 
     async def run(self) -> int:
         """Reconcile until the job has ended and no process is left; the exit code."""
@@ -254,7 +256,7 @@ class _LocalRun:
         devices = devices_of(index, gpus)
         variables = objects_at(container, "env")
         environment = environment_of(variables, index, places, os.environ, devices)
-        return environment | self._setup
+        return {**environment, **self._setup, contract.GANG_KEY.name: self._gang_key}
 
     def _places(self, uid: str) -> NodePlaces:
         root = self._directory / FOLDER

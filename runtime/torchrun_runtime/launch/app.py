@@ -70,6 +70,7 @@ def main() -> int:
     try:
         os.environ.update(beside_head(os.environ))
         settings = from_environment(os.environ)
+        os.environ.pop(contract.GANG_KEY, None)  # a command may print its environment
         workspace = prepare(settings)
         cause = None if setup_only else launch(settings, os.environ, workspace)
     except LaunchError as error:

@@ -115,7 +115,8 @@ def _gang(environment: Mapping[str, str]) -> GangNode:
     for name, value in zip(names, (port, size, rank)):
         if not value.isdecimal():
             raise _invalid(name, value, "a number")
-    key = f"{read(environment, contract.JOB_UID)} {read(environment, contract.ATTEMPT)}"
+    secret = read(environment, contract.GANG_KEY) or read(environment, contract.JOB_UID)
+    key = f"{secret} {read(environment, contract.ATTEMPT)}"
     host = read(environment, contract.PET_MASTER_ADDR)
     is_head = read(environment, contract.ROLE) == "head"
     return GangNode(int(rank), int(size), host, int(port), key, is_head)

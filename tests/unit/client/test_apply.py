@@ -1,13 +1,14 @@
 """The requests of each write, and the errors for each refusal."""
 
 import json
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from garbled import GARBLED
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, SERVICES
+from torchrun_api.kinds import JOBS, SECRETS, SERVICES
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Disconnected
 from torchrun_controller.client.apply import (
@@ -337,3 +338,39 @@ async def test_a_write_with_a_garbage_response_is_retried(body: bytes) -> None:
         await Applier(Wire(body), Open()).apply_status(JOB, TorchrunJobStatus())
     with pytest.raises(UnavailableError):
         await Applier(Wire(body), Open()).find(JOBS, "team", "run")
+
+
+SECRET = Apply(
+    SECRETS, {"metadata": {"name": "run-gang-1234", "namespace": "team"}, "immutable": True}
+)
+
+
+@pytest.mark.parametrize(
+    ("reply", "created"), [(answer(), True), (ApiError(409, "AlreadyExists", "taken"), False)]
+)
+async def test_a_secret_gets_a_random_key_and_is_never_read(reply: Any, created: bool) -> None:
+    wire, keys = Wire(reply), []
+    for _ in range(2):
+        wire = Wire(reply)
+        assert (await Applier(wire, Open()).apply(SECRET)).created == created
+        (request,) = wire.requests
+        assert (request.method, request.path) == ("POST", "/api/v1/namespaces/team/secrets")
+        keys.append(request.body["stringData"]["key"])
+    assert len({*keys}) == 2
+    assert all(len(key) == 64 for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (refusal(403, "Forbidden"), RejectedError),
+        (refusal(409, "Conflict"), SupersededError),
+        (refusal(503, "ServiceUnavailable"), UnavailableError),
+        (Disconnected("reset"), UnavailableError),
+    ],
+)
+async def test_a_secret_that_is_not_created_is_tried_again(
+    reply: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await Applier(Wire(reply), Open()).apply(SECRET)

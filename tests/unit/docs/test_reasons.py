@@ -31,7 +31,7 @@ InPlace Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBu
 NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroup PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
-ReadWriteOncePod StorageReady
+ReadWriteOncePod Secret StorageReady
 Refused RegistryUnavailable RequestTimeTooSkewed Running RuntimeDefault Scheduled Server
 Service SigCgt SigIgn Size Succeeded SuccessCriteriaMet TemplateValid True Unknown UnschedulableOnNodePool Updating
 Warning Workload WorkspaceReady WritesAccepted Written

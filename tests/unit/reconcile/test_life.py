@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, SERVICES
+from torchrun_api.kinds import JOBS, SECRETS, SERVICES
 from torchrun_api.meta import Condition
 from torchrun_api.shared import Distributed
 from torchrun_controller.reconcile import Conflict
@@ -37,10 +37,10 @@ def test_a_gang_of_one_needs_no_service():
     assert world.created == [(JOBS.plural, "train")]
 
 
-def test_a_job_needs_three_writes_until_its_gang_exists():
+def test_a_job_needs_four_writes_until_its_gang_exists():
     world = World(make_job(numNodes=2), make_queue())
     plan = world.step()
-    assert len(plan.applies) == 2
+    assert [a.kind for a in plan.applies] == [SECRETS, JOBS, SERVICES]
     assert plan.status is not None
     assert world.step().status is None
 

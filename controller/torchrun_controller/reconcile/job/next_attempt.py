@@ -256,6 +256,7 @@ def _build_gang(context: Context) -> NewGang:
     applies = (
         *missing_checkpoints(observed.job, observed.workspace, spec),
         *((network.isolation(observed.job),) if observed.queue.spec.networking.isolate else ()),
+        *((network.gang_secret(observed.job),) if network.needs_service(spec) else ()),
         *_with_service(observed, spec, objects, jobs),
     )
     return NewGang(attempt=attempt, spec=spec, applies=applies, avoided_nodes=avoided_nodes)

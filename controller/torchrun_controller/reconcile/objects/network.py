@@ -3,7 +3,7 @@
 from torchrun_api import contract, names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import NETWORK_POLICIES, SERVICES
+from torchrun_api.kinds import NETWORK_POLICIES, SECRETS, SERVICES
 from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
@@ -61,6 +61,22 @@ def isolation(job: TorchrunJob) -> Apply:
     )
 
 
+def gang_secret(job: TorchrunJob) -> Apply:
+    """Return the Secret of the job's gangs without its content: `Applier` adds a random key.
+
+    Viewers read everything else of a job. It is created with each gang, if it does not exist, and
+    deleted with the job.
+    """
+    name = names.gang_secret(job.metadata.name, job.metadata.uid)
+    body: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, name, names.NETWORK),
+        "immutable": True,
+    }
+    return Apply(SECRETS, body)
+
+
 def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[JsonObject]:
     """Return `PET_*`, which set options of torchrun, and the variables of other launchers.
 
@@ -73,8 +89,11 @@ def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[Js
         else "localhost"
     )
     port, nodes = rendezvous.port, run.size.nodes
+    secret = names.gang_secret(job.metadata.name, job.metadata.uid)
+    gang_key = contract.GANG_KEY.env_var_of_secret(secret, names.GANG_KEY)
     return env_vars(
         contract.GANG_PORT.env_var(_gang_port(port) if needs_service(run) else None),
+        gang_key if needs_service(run) else None,
         contract.PET_NNODES.env_var(nodes),
         contract.PET_NPROC_PER_NODE.env_var(run.nproc_per_node),
         contract.PET_RDZV_BACKEND.env_var(rendezvous.backend),

@@ -37,10 +37,10 @@ def kinds(**spec: object) -> list[str]:
     ("spec", "created"),
     [
         ({"numNodes": 1}, ["Job"]),
-        ({"numNodes": 2}, ["Job", "Service"]),
+        ({"numNodes": 2}, ["Secret", "Job", "Service"]),
         (
             {"numNodes": 2, "volumes": {"workspace": {}, "checkpoints": {}}},
-            ["PersistentVolumeClaim", "Pod", "PersistentVolumeClaim", "Job", "Service"],
+            ["PersistentVolumeClaim", "Pod", "PersistentVolumeClaim", "Secret", "Job", "Service"],
         ),
         (
             {"numNodes": 1, "volumes": {"workspace": {"delivery": "direct"}}},

@@ -53,7 +53,7 @@ def test_the_memory_of_an_earlier_attempt_is_not_that_of_the_present_one():
     world = running()
     world.pod("train-0-abcde", phase="Failed")
     world.pass_backoff()
-    world.step(writes=1)  # the process dies before it writes a status
+    world.step(writes=2)  # the process dies before it writes a status
     assert len(world.gangs) == 2
     forget_nodes(world)
     world.settle()

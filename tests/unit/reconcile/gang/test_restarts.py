@@ -18,7 +18,7 @@ def test_the_first_failed_pod_is_a_new_gang_at_once():
     world = running()
     fail(world)
     plan = world.step()
-    assert [apply.name for apply in plan.applies] == ["train-r1"]
+    assert [apply.name for apply in plan.applies] == ["train-gang-uid-trai", "train-r1"]
     assert (world.phase, world.job.status.attempt, world.job.status.restarts) == ("Queued", 1, 1)
     survivor = [delete for delete in plan.deletes if delete.kind is PODS]
     assert [(d.name, d.grace_seconds) for d in survivor] == [("train-1-abcde", 5)]

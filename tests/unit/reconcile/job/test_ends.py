@@ -94,7 +94,7 @@ def test_a_suspension_keeps_count_and_number_of_an_unrecorded_gang():
     world = running(reliability={"maxRestarts": 1})
     world.pod("train-0-abcde", phase="Failed")
     world.pass_backoff()
-    world.step(writes=1)
+    world.step(writes=2)
     assert (world.created[-1], world.job.status.restarts) == ((JOBS.plural, "train-r1"), 0)
     world.spec(suspend=True)
     world.step(writes=99)

@@ -62,7 +62,7 @@ def test_the_directory_belongs_to_the_job_and_needs_no_claim():
     directory = {"path": "/var/lib/checkpoints/ml/train", "type": "DirectoryOrCreate"}
     assert {"name": "checkpoints", "hostPath": directory} in template["spec"]["volumes"]
     assert template["metadata"]["annotations"]["torchrun.ai/local-checkpoints"] == str(10 * GI)
-    assert [a.kind.kind for a in world.plan().applies] == ["Job", "Service"]
+    assert [a.kind.kind for a in world.plan().applies] == ["Secret", "Job", "Service"]
 
 
 @pytest.mark.parametrize(

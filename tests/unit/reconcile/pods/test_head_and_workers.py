@@ -34,7 +34,7 @@ def runs(world):
 
 def test_the_gang_has_two_jobs_and_one_count(world):
     plan = world.step()
-    assert [a.name for a in plan.applies] == ["train", "train-w", "train"]
+    assert [a.name for a in plan.applies] == ["train-gang-uid-trai", "train", "train-w", "train"]
     head = world.observed().gang.child_jobs[-1]
     assert (head_and_workers.nodes_of(head), head.spec.completions) == (3, 1)
     status = world.job.status
@@ -81,7 +81,7 @@ def test_no_launcher_starts_before_both_jobs_exist(world):
 
 
 def test_a_crash_between_the_two_jobs_leaves_workers_that_never_start(world):
-    world.step(writes=2)
+    world.step(writes=3)
     assert jobs(world) == ["train-w"]
     plan = world.step()
     assert [d.name for d in plan.deletes] == ["train-w"]
@@ -95,7 +95,7 @@ def test_a_crash_between_the_two_jobs_leaves_workers_that_never_start(world):
 
 
 def test_unseen_workers_keep_their_attempt_number(world):
-    world.step(writes=2)
+    world.step(writes=3)
     world.vanish(*(name for plural, name in world.objects if plural == PODS.plural))
     world.step()
     assert jobs(world) == ["train-r1", "train-r1-w"]
@@ -113,7 +113,7 @@ def test_workers_beside_a_head_belong_to_this_job(world):
 
 
 def test_a_suspension_waits_for_workers_without_a_head(world):
-    world.step(writes=2)
+    world.step(writes=3)
     world.spec(suspend=True)
     world.settle()
     assert (jobs(world), world.job.status.reason) == ([], "Suspending")
@@ -175,7 +175,7 @@ def test_a_failure_of_either_role_ends_both(world, failed):
 def test_remaining_pods_after_a_crash_are_deleted_later(world):
     runs(world)
     world.pod(world.workers()[0].metadata.name, phase="Failed")
-    world.step(writes=2)
+    world.step(writes=3)
     world.settle()
     left = [p for p in world.observed().gang.stale_pods if p.metadata.deletion_timestamp is None]
     assert not left, [p.metadata.name for p in left]

@@ -117,6 +117,22 @@ def test_a_node_says_why_it_cannot_reach_the_first_one(make_gang: GangFactory) -
     assert f"at 127.0.0.1:{gang.port}: [Errno 111] Connection refused" in line
 
 
+def test_the_key_of_the_gang_decides_who_takes_part_and_no_command_sees_it(
+    make_gang: GangFactory,
+) -> None:
+    """A viewer reads the UID and the attempt of a job, and its logs."""
+    gang = make_gang(2)
+    gang.annotate(start="1")
+    command = "printenv TORCHRUN_GANG_KEY || echo started"
+    leader = gang.start_node(0, command, TORCHRUN_GANG_KEY="random")
+    viewer = gang.start_node(1, command)
+    await_line(viewer, "waiting for node 0 of the gang")
+    viewer.process.terminate()
+    assert viewer.end().out == ""
+    member = gang.start_node(1, command, TORCHRUN_GANG_KEY="random")
+    assert [end.out for end in ends([leader, member])] == ["started\n"] * 2
+
+
 # Node 1 fails in the first two rounds, once all nodes run. The others would sleep for ever.
 FAILS_TWICE = """
 echo "round $TORCHRUN_ROUND"
