@@ -10,7 +10,7 @@
 It imports only the standard library, here and in the pods.
 """
 
-from torchrun_sdk import images
+from torchrun_sdk import distributed, images
 from torchrun_sdk.apps import App, app
 from torchrun_sdk.compute import Compute, Volume
 from torchrun_sdk.errors import (
@@ -60,6 +60,7 @@ __all__ = [
     "attach",
     "compute",
     "distribute",
+    "distributed",
     "fn",
     "images",
 ]

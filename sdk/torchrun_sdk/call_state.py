@@ -14,7 +14,7 @@ from torchrun_sdk.errors import (
     OutOfMemory,
     QuorumTimeout,
     RankExited,
-    RemoteException,
+    remote_exception,
 )
 from torchrun_sdk.manifest import TERMINAL_PHASES
 from torchrun_sdk.peer_loss import PEER_WAIT, is_peer_loss
@@ -268,7 +268,8 @@ class CallState:
             return QuorumTimeout(first.text, job=self.name, rank=first.rank, node=first.node)
         if first.incompatible:
             return IncompatiblePython(first.text, job=self.name, rank=first.rank, node=first.node)
-        return RemoteException(
+        return remote_exception(
+            first.base,
             type=first.type,
             text=first.text,
             traceback=first.traceback,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+from typing import Any
+
 from torchrun_sdk.text import escape
 
 
@@ -75,6 +78,30 @@ class RemoteException(CallError):
         self.type = type
         self.text = text
         self.traceback = traceback
+
+    def __str__(self) -> str:
+        """The message; KeyError and others would show it in another form."""
+        return str(self.args[0])
+
+
+_OF_ITERATION = (StopIteration, StopAsyncIteration)
+
+
+def remote_exception(base: str, **fields: Any) -> RemoteException:
+    """A RemoteException that `except` also catches as the built-in class of this name.
+
+    Only exceptions that a function may raise: not SystemExit, StopIteration and the like, which
+    mean something else to the caller, nor groups, which need the exceptions themselves.
+    """
+    known = getattr(builtins, base, None)
+    if not (isinstance(known, type) and issubclass(known, Exception)):
+        return RemoteException(**fields)
+    if known is Exception or "Group" in base or issubclass(known, _OF_ITERATION):
+        return RemoteException(**fields)
+    known = UnicodeError if issubclass(known, UnicodeError) else known  # the others need details
+    kind = type("RemoteException", (RemoteException, known), {"__module__": __name__})
+    error: RemoteException = kind(**fields)
+    return error
 
 
 class RankExited(CallError):

@@ -30,7 +30,8 @@ def locate(
     values: the arguments, if they are pickled.
 
     Raises UsageError for a function that cannot be imported by name: a lambda, a nested function, a
-    method of an object, a function of a prompt that does not keep its source.
+    method of an object, a function of a prompt that does not keep its source, one whose name leads
+    to another function.
     """
     qualname = getattr(function, "__qualname__", "")
     if not qualname or "<" in qualname:
@@ -45,6 +46,7 @@ def locate(
             " or creates the object."
         )
     name = function.__module__
+    _check_name(function)
     if notebook_source.is_interactive(function):
         top = (root or project(Path.cwd())).resolve()
         source = notebook_source.module_source(function, values)
@@ -62,6 +64,36 @@ def locate(
         return Project(top, Reference(qualname, script=script, path=path, package=package))
     path = [*_import_path(name, file, top), *_paths(top)]
     return Project(top, Reference(qualname, module=name, path=path))
+
+
+def _check_name(function: Callable[..., Any]) -> None:
+    """Raises UsageError if the pods, which import the function by its name, would call another.
+
+    A wrapper has the name of the function that it wraps (functools.wraps), and an inherited class
+    method that of the base class.
+    """
+    found: Any = sys.modules.get(function.__module__)
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    found = getattr(found, "torchrun_function", found)
+    if found == function or _is_same(found, function):
+        return
+    name = f"{function.__module__}.{function.__qualname__}"
+    raise UsageError(
+        f"The pods would call another function: {name} is not the function that you called, which"
+        " has its name from functools.wraps or a base class, or was defined anew. Define a function"
+        " at the top level that calls it."
+    )
+
+
+def _is_same(found: Any, function: Callable[..., Any]) -> bool:
+    """Whether it is the same function, from before its module was loaded again or its cell run."""
+    if notebook_source.is_interactive(function):
+        return not hasattr(function, "__wrapped__")  # its own source is sent
+    if not (inspect.isfunction(function) and inspect.isfunction(found)):
+        return False
+    has_state = function.__closure__ or hasattr(function, "__wrapped__")
+    return not has_state and function.__code__ == found.__code__
 
 
 def _run_as_module(file: Path) -> tuple[str, str]:

@@ -36,7 +36,7 @@ def module_source(function: Callable[..., Any], values: object = None) -> str:
     """
     session = vars(sys.modules["__main__"])
     writer = _Writer(session)
-    writer.define(function.__name__, inspect.unwrap(function), "")
+    writer.define(function.__name__, function, "")
     for name in sorted(_pickled_names(values)):
         if name in session:
             writer.define(name, session[name], "an argument")
@@ -56,25 +56,26 @@ class _Writer:
             return
         self._names.add(name)
         # A decorated function; the source includes its decorators.
-        plain = inspect.unwrap(getattr(value, "torchrun_function", value))
+        called = getattr(value, "torchrun_function", value)
+        plain = inspect.unwrap(called)
         module = getattr(plain, "__module__", None)
         if isinstance(value, ModuleType):
             self.imports.append(f"import {value.__name__} as {name}")
         elif isinstance(plain, (FunctionType, type)) and module == "__main__":
             own = plain.__name__
             if own == name or not own.isidentifier():  # the source of a lambda has its name
-                self._source(name, plain)
+                self._source(name, plain, is_decorated=plain is not called)
             elif self._session.get(own) is value or hasattr(value, "torchrun_function"):
-                self.define(own, plain, user)
+                self.define(own, called, user)
                 self.parts.append(f"{name} = {own}")
             else:  # a former definition, or a wrapper that no source has
                 self.parts.append(f"{name} = {_literal(name, value, user)}")
-        elif module and module != "__main__" and _is_found(module, plain):
-            self.imports.append(f"from {module} import {plain.__qualname__} as {name}")
+        elif module and module != "__main__" and (own := _name_in(module, called)):
+            self.imports.append(f"from {module} import {own} as {name}")
         else:
             self.parts.append(f"{name} = {_literal(name, value, user)}")
 
-    def _source(self, name: str, value: Any) -> None:
+    def _source(self, name: str, value: Any, *, is_decorated: bool) -> None:
         try:
             typed = _class_source(value) if isinstance(value, type) else inspect.getsource(value)
             source = textwrap.dedent(typed)
@@ -83,6 +84,10 @@ class _Writer:
                 f"The source of {name} is not available at this prompt. Save it as a module and"
                 " import it, or use IPython, a notebook, or Python 3.13."
             ) from error
+        if is_decorated and not source.lstrip().startswith("@"):
+            raise UsageError(
+                f"{name} is wrapped outside of its definition. Write the decorator above its def."
+            )
         for used in sorted(_globals(source)):
             if used in self._session:
                 self.define(used, self._session[used], name)
@@ -126,9 +131,18 @@ def _class_source(value: type) -> str:
     raise OSError("source code not available")
 
 
-def _is_found(module: str, value: Any) -> bool:
+def _name_in(module: str, value: Any) -> str:
+    """The name by which a module has exactly this function or class; "" if it has none.
+
+    Its own name may be that of the function that it wraps.
+    """
+    members = vars(sys.modules[module]) if module in sys.modules else {}
     qualname = getattr(value, "__qualname__", "")
-    return qualname.isidentifier() and hasattr(sys.modules.get(module), qualname)
+    names = [qualname, *members] if qualname in members else members
+    for name in names:
+        if value is getattr(members[name], "torchrun_function", members[name]):
+            return str(name)
+    return ""
 
 
 def _literal(name: str, value: Any, user: str) -> str:

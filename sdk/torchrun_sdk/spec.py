@@ -104,7 +104,7 @@ class Raised(NamedTuple):
     time: wall clock, only for display, because the clocks of nodes differ. The other times are in
     seconds of one node and order the ends of ranks. elapsed: since the start of the rank.
     monotonic: time of the exception, by the monotonic clock of the node. age: time since then when
-    the node sent the frame.
+    the node sent the frame. base: the nearest built-in class of the exception, such as ValueError.
     """
 
     rank: int
@@ -117,6 +117,7 @@ class Raised(NamedTuple):
     elapsed: float = 0.0
     monotonic: float = 0.0
     age: float = 0.0
+    base: str = ""
 
 
 class Exited(NamedTuple):

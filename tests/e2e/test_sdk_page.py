@@ -5,17 +5,13 @@ Only import lines are changed, and the documented settings for machines without 
 
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from e2e.cluster import ROOT
 from e2e.sdk import Laptop, laptop, output_of, ray_image  # noqa: F401  fixtures
 
-PAGE = ROOT.parent / "shared" / "mission" / "004_b9438f88b3f361f4.txt"
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not PAGE.exists(), reason="the mission's pages are not beside the checkout"),
-]
+PAGE = Path(__file__).parent / "sdk_page.txt"
 IMPORTS = {
     "import kubetorch as kt": "import torchrun_sdk as kt",
     "from kubetorch.distributed import pod_ips": "from torchrun_sdk.distributed import pod_ips",

@@ -169,6 +169,7 @@ def _raised(error: BaseException, rank: int, start: float) -> Raised:
         isinstance(error, serialization.OtherPython),
         now - start,
         now,
+        base=next(each.__name__ for each in kind.__mro__ if each.__module__ == "builtins"),
     )
 
 

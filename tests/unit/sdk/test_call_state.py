@@ -231,3 +231,32 @@ def test_results_of_another_python() -> None:
     call = call_state()
     call.add_frame(0, raised(0, 1.0)._replace(incompatible=True, text="pickled by 3.9"), 1)
     assert isinstance(call.decide(2), errors.IncompatiblePython)
+
+
+@pytest.mark.parametrize(
+    ("base", "caught"),
+    [
+        ("ValueError", ValueError),
+        ("KeyError", LookupError),
+        ("FileNotFoundError", OSError),
+        ("UnicodeDecodeError", ValueError),
+        ("SyntaxError", SyntaxError),
+        ("ExceptionGroup", errors.RemoteException),
+        ("StopIteration", errors.RemoteException),
+        ("SystemExit", errors.RemoteException),
+        ("KeyboardInterrupt", errors.RemoteException),
+        ("print", errors.RemoteException),
+        ("", errors.RemoteException),
+    ],
+)
+def test_an_exception_of_the_function_is_caught_as_its_built_in_class(
+    base: str, caught: type[Exception]
+) -> None:
+    call = call_state()
+    call.add_frame(0, raised(0, 1.0, "mine.Error")._replace(base=base), 1)
+    error = call.decide(5)
+    assert isinstance(error, errors.RemoteException)
+    assert isinstance(error, caught)
+    assert str(error).startswith("mine.Error: bad (rank 0 on node-0)")
+    only_sdk = (errors.SdkError, Exception, BaseException, object)
+    assert caught is not errors.RemoteException or type(error).__mro__[-4:] == only_sdk

@@ -1,5 +1,6 @@
 """How functions are located in pods."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from torchrun_sdk.errors import UsageError
 from torchrun_sdk.function_source import locate, project
+from torchrun_sdk.worker.rank import find
 
 ROOT = Path(__file__).parents[3]
 SAYS = """
@@ -154,3 +156,77 @@ def test_a_method_of_an_object_is_refused() -> None:
 def test_a_file_outside_the_project_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Pass directory="):
         locate(write, tmp_path)
+
+
+WRAPPED = """
+import functools
+def seeded(seed):
+    def decorate(function):
+        @functools.wraps(function)
+        def inner(*a):
+            return seed, function(*a)
+        return inner
+    return decorate
+def train(x): return x
+with_seed = seeded(42)(train)
+cached = functools.lru_cache(train)
+@seeded(1)
+def decorated(x): return x
+@functools.lru_cache
+def lru(x): return x
+class A:
+    @classmethod
+    def run(cls, x): return cls.__name__, x
+    @staticmethod
+    def static(x): return x
+class B(A):
+    pass
+class C(A):
+    @classmethod
+    def run(cls, x): return cls.__name__, x
+replaced = train
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_found"),
+    [
+        ("train", True),
+        ("replaced", True),
+        ("decorated", True),
+        ("lru", True),
+        ("A.run", True),
+        ("C.run", True),
+        ("B.static", True),
+        ("with_seed", False),
+        ("cached", False),
+        ("decorated.__wrapped__", False),
+        ("B.run", False),
+    ],
+)
+def test_what_the_name_finds_is_what_was_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expression: str, is_found: bool
+) -> None:
+    write(tmp_path / "pyproject.toml", "")
+    write(tmp_path / "wrapped.py", WRAPPED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrapped", raising=False)
+    module = importlib.import_module("wrapped")
+    function = eval(expression, vars(module))
+    if not is_found:
+        with pytest.raises(UsageError, match="The pods would call another function"):
+            locate(function)
+        return
+    reference = locate(function).function
+    assert find(reference, tmp_path)(1) == function(1)
+
+
+def test_a_function_of_a_module_that_was_loaded_again_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "again.py", "def train(): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("again")
+    before = module.train
+    importlib.reload(module)
+    assert locate(before, tmp_path).function.qualname == "train"

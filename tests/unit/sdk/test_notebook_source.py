@@ -180,3 +180,39 @@ def test_ipython(make, tmp_path: Path) -> None:
     pod = make("", "f", 2.5, function=output)
     pod.rank()
     assert unpack(frames(pod.collect(), Result)[-1].value) == 2
+
+
+def test_helpers_of_a_module_keep_their_wrappers(tmp_path: Path) -> None:
+    (tmp_path / "lib.py").write_text(
+        "import functools\n"
+        "def load(n): return n\n"
+        "def twice(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def inner(n): return 2 * function(n)\n"
+        "    return inner\n"
+        "load_twice, cached = twice(load), functools.lru_cache(load)\n"
+    )
+    text = "from lib import load_twice, cached, load\ndef f(n): return load_twice(n), cached(n), load(n)\n"
+    found = typed(tmp_path, notebook(tmp_path), f"{text}# %%\n{SHOW}")
+    space: dict = {}
+    sys.path.insert(0, str(tmp_path))
+    try:
+        exec(found.cell, space)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert space["f"](1) == (2, 1, 1)
+
+
+def test_a_wrapper_that_no_definition_has_is_refused(tmp_path: Path) -> None:
+    text = (
+        "import functools\n"
+        "def twice(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def inner(n): return 2 * function(n)\n"
+        "    return inner\n"
+        "def f(n): return n\n"
+        "f = twice(f)\n"
+    )
+    refused = f"try:\n{textwrap.indent(SHOW.strip(), '    ')}\nexcept Exception as e: print('FOUND {{', e)\n"
+    out = in_session(tmp_path, notebook(tmp_path), f"{text}# %%\n{refused}")
+    assert "f is wrapped outside of its definition" in out
