@@ -21,15 +21,16 @@ class _Headline(NamedTuple):
 
     phase: str
     attempt: int
+    restarts: int  # in the same pods
     reason: str
     message: str
 
 
 class Narrator:
-    """Prints a line for each phase of a job, and what the job waits for.
+    """Prints a line for each phase and restart of a job, and what the job waits for.
 
-    Before a job runs, reasons follow each other fast, and messages count objects. Within a phase,
-    only a reason that lasts gets a line. quiet: reasons that are not printed.
+    Reasons follow each other fast, and messages count pods. Within a phase, only another reason
+    that lasts gets a line. quiet: reasons that are not printed.
     """
 
     def __init__(
@@ -54,13 +55,14 @@ class Narrator:
         if job is None:
             return
         status = job.status
-        seen = _Headline(status.phase, status.attempt, status.reason, status.message)
+        restarts = status.restarts_in_place
+        seen = _Headline(status.phase, status.attempt, restarts, status.reason, status.message)
         if seen != self._seen:
             self._seen, self._since = seen, anyio.current_time()
         seconds = anyio.current_time() - self._since
         is_waiting = not (job.has_ended or status.phase == "Running")
         is_quiet = status.reason in self._quiet
-        if not is_quiet and self._is_news(seen, is_waiting, seconds):
+        if not is_quiet and self._is_news(seen, seconds):
             before = self._printed.attempt if self._printed else 0
             attempt = f"attempt {seen.attempt}: " if seen.attempt != before else ""
             self._terminal.transition(seen.phase or NEW, attempt + _text(seen))
@@ -71,13 +73,10 @@ class Narrator:
         else:
             self._terminal.at_rest()
 
-    def _is_news(self, seen: _Headline, is_waiting: bool, seconds: float) -> bool:
+    def _is_news(self, seen: _Headline, seconds: float) -> bool:
         """Whether to print this line. seconds: since it was first seen."""
         printed = self._printed
-        if not is_waiting:
-            return seen != printed
-        before = printed and (printed.phase, printed.attempt)
-        if seen.phase and before != (seen.phase, seen.attempt):
+        if seen.phase and (printed is None or printed[:3] != seen[:3]):
             return True
         has_lasted = seconds >= QUIET_SECONDS
         return has_lasted and (printed is None or printed.reason != seen.reason)

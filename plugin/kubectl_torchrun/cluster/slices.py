@@ -138,6 +138,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     conditions: tuple[Condition, ...] = ()
     last_failure: FailureSlice | None = None
     restarts: int = 0
+    restarts_in_place: int = 0
     disruptions: int = 0
     attempts: tuple[AttemptSlice, ...] = ()
     workspace_revision: int = 0

@@ -37,10 +37,11 @@ CASES: dict[str, tuple[list[Seen], list[str]]] = {
         ],
         ["Queued    PodsStarting: 0 of 2", "Queued    Unschedulable: 0/1 nodes"],
     ),
-    "every message of a running job, and each attempt": (
+    "each restart of a running job, and each attempt": (
         [
             (0, "Running", "WorkersRunning", "2 of 2", 0),
             (1, "Running", "WorkersRunning", "1 restart in the same pods", 0),
+            (7, "Running", "WorkersRunning", "1 restart, 2 of 2 completed", 0),
             (2, "Queued", "BackOff", "in 10 s", 1),
             (3, "Running", "WorkersRunning", "2 of 2", 1),
         ],
@@ -72,6 +73,7 @@ def test_a_line_for_each_phase(monkeypatch: pytest.MonkeyPatch, name: str) -> No
     for at, phase, reason, message, attempt in seen:
         now = float(at)
         status = {"phase": phase, "reason": reason, "message": message, "attempt": attempt}
+        status["restartsInPlace"] = int("restart" in message)
         state.job = msgspec.convert({"status": status}, Job)
         told.catch_up()
     lines = [line for line in err.getvalue().splitlines() if not line.startswith("Still")]
