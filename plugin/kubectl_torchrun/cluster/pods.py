@@ -1,5 +1,7 @@
 """Facts about a job's pods."""
 
+from datetime import datetime
+
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
 from torchrun_api import names
@@ -52,6 +54,15 @@ def end_of(pod: Pod, container: str) -> StateTerminated | None:
     for status in pod.status.container_statuses:
         if status.name == container:
             return status.state.terminated
+    return None
+
+
+def started_at(pod: Pod, container: str) -> datetime | None:
+    """When the container started; None before that."""
+    for status in pod.status.container_statuses:
+        if status.name == container:
+            state = status.state.running or status.state.terminated
+            return state.started_at if state else None
     return None
 
 

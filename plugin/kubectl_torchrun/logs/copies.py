@@ -139,16 +139,22 @@ class LogCopy:
     async def read(self, *, follow: bool, has_ended: bool) -> AsyncGenerator[bytes, None]:
         """The lines, as `Cursor.read` returns them, without an incomplete first line."""
         del follow, has_ended
-        oldest = b""
+        for stamp, text in self.stamped_lines():
+            self.stamp = stamp
+            yield text
+
+    def stamped_lines(self) -> Iterator[tuple[bytes, bytes]]:
+        """Time and text of each line, without an incomplete first one."""
+        oldest = last = b""
         if self._since is not None:
             moment = datetime.now(UTC) - timedelta(seconds=self._since)
             oldest = moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
         self._spool.seek(0)
         for line in self._spool:
             stamp, text = split(line.removesuffix(b"\n"))
-            self.stamp = stamp or self.stamp
-            if not self.timed or (self.stamp and self.stamp >= oldest):
-                yield text
+            last = stamp or last
+            if not self.timed or (last and last >= oldest):
+                yield last, text
 
 
 @contextmanager

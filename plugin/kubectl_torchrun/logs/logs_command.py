@@ -1,6 +1,6 @@
 """The logs of a job's nodes, from their pods or from the copies on its PVC."""
 
-from collections.abc import Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -17,10 +17,15 @@ from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem
 from kubectl_torchrun.logs import copies
 from kubectl_torchrun.logs.follow import MOST_STREAMS, follow
+from kubectl_torchrun.logs.rotated import JoinedLog, LateStart, find_late
 from kubectl_torchrun.logs.streams import Cursor, LineFormat, Lines, View, merged
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
 from torchrun_api.core import Pod
+
+
+class _NoCopies(UsageProblem):
+    """The PVC has no copy of these nodes and this attempt."""
 
 
 class LogChoice(NamedTuple):
@@ -42,19 +47,31 @@ def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal
         job = cluster.run(lambda api: api.get(JOBS, name))
         view = _build_view(cluster, job, choice)
 
+        pods = cluster.run(lambda api: list_workers(api, job))
+        selected = _select_pods(pods, max(map(attempt_of, pods), default=0), view)
+
         async def work(api: Api) -> int:
-            cursors = await _print_backlog(api, job, view, terminal)
+            cursors = _cursors(api, selected, late, log_copies, view, terminal)
+            await _print_merged(cursors, view, terminal)
+            by_uid = {
+                pod.metadata.uid: lines for pod, (_, lines) in zip(selected, cursors, strict=True)
+            }
             job_watch = JobWatch(api, name, uid=job.metadata.uid)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(job_watch.run)
                 narrator = Narrator(job_watch, terminal)
                 tasks.start_soon(narrator.run)
-                code = await follow(api, job_watch, terminal, narrator, view, cursors)
+                code = await follow(api, job_watch, terminal, narrator, view, by_uid)
                 tasks.cancel_scope.cancel()
             return code
 
         try:
-            return cluster.run(work)
+            with ExitStack() as until:
+                late = cluster.run(lambda api: find_late(api, selected, view))
+                log_copies = _copies_of_late(
+                    cluster, job, pods, selected, late, view, terminal, until
+                )
+                return cluster.run(work)
         except KeyboardInterrupt:
             terminal.interrupted()
             return DETACHED
@@ -86,42 +103,117 @@ def _print_lines(
 ) -> int:
     pods = cluster.run(lambda api: list_workers(api, job))
     attempt = _select_attempt(job, pods, choice)
-    started = {
-        rank_of(pod): pod.metadata.name
-        for pod in pods
-        if attempt_of(pod) == attempt
-        and view.takes(rank_of(pod))
-        and has_started(pod, names.TRAINER_CONTAINER)
-    }
+    all_started = _select_pods(pods, attempt, view, most=None)
+    started = {rank_of(pod) for pod in all_started}
     if len(started) > MOST_STREAMS:
         terminal.note(
             f"Printing the first {MOST_STREAMS} of {len(started)} nodes. Select others with --node."
         )
-    selected = sorted(started.items())[:MOST_STREAMS]
+    selected = all_started[:MOST_STREAMS]
+    late = cluster.run(lambda api: find_late(api, selected, view))
     with ExitStack() as until:
-        log_copies: list[tuple[int, copies.LogCopy]] = []
-        if not (started and _is_complete(job, attempt, view, started.keys())):
+        log_copies: dict[int, copies.LogCopy] = {}
+        if late or not (started and _is_complete(job, attempt, view, started)):
             if not started and not (job.status.start_time or job.status.attempts):
                 raise _no_logs(job, choice)
+            known = started - set(late)
             try:
                 log_copies = _download_copies(
-                    cluster, job, pods, attempt, view, set(started), terminal, until
+                    cluster,
+                    job,
+                    pods,
+                    attempt,
+                    view,
+                    lambda node: node not in known and view.takes(node),
+                    terminal,
+                    until,
                 )
             except Problem as problem:
                 if not started:
                     raise
-                terminal.note(f"Cannot read the logs of other nodes. {problem}")
+                is_missing = known == started or _is_cut(late)
+                if is_missing and not isinstance(problem, _NoCopies):
+                    terminal.note(f"Cannot read the copies of the logs. {problem}")
 
         async def show(api: Api) -> None:
-            cursors: list[tuple[int, Lines]] = [
-                (node, Cursor(api, pod, view)) for node, pod in selected
+            cursors = _cursors(api, selected, late, log_copies, view, terminal)
+            others = [
+                (node, view.fold(copy)) for node, copy in log_copies.items() if node not in started
             ]
-            folded = [(node, view.fold(lines)) for node, lines in [*cursors, *log_copies]]
-            async for node, line in merged(folded, view, terminal.note):
-                terminal.log(node, line, prefix=view.line_format.prefix)
+            await _print_merged([*cursors, *others], view, terminal)
 
         cluster.run(show)
     return 0
+
+
+def _select_pods(
+    pods: Sequence[Pod], attempt: int, view: View, most: int | None = MOST_STREAMS
+) -> list[Pod]:
+    """The pods of the attempt that the view shows and that have a log, by node; at most `most`."""
+    return [
+        pod
+        for pod in sorted(pods, key=rank_of)
+        if attempt_of(pod) == attempt
+        and view.takes(rank_of(pod))
+        and has_started(pod, names.TRAINER_CONTAINER)
+    ][:most]
+
+
+def _copies_of_late(
+    cluster: Cluster,
+    job: Job,
+    pods: list[Pod],
+    selected: Sequence[Pod],
+    late: Mapping[int, LateStart],
+    view: View,
+    terminal: Terminal,
+    until: ExitStack,
+) -> dict[int, copies.LogCopy]:
+    """The copies of logs that begin late; none if they cannot be read."""
+    if not late:
+        return {}
+    attempt = attempt_of(selected[0])
+    try:
+        return _download_copies(
+            cluster, job, pods, attempt, view, late.__contains__, terminal, until
+        )
+    except Problem as problem:
+        if _is_cut(late):
+            terminal.note(f"Cannot read the copies of the logs. {problem}")
+        return {}
+
+
+def _is_cut(late: Mapping[int, LateStart]) -> bool:
+    """Whether one of these logs has lost lines, and was not just quiet at first."""
+    return any(start.note(node) for node, start in late.items())
+
+
+def _cursors(
+    api: Api,
+    pods: Sequence[Pod],
+    late: Mapping[int, LateStart],
+    log_copies: Mapping[int, copies.LogCopy],
+    view: View,
+    terminal: Terminal,
+) -> list[tuple[int, Lines]]:
+    """The logs of these pods, each after the part of its copy that the kubelet has removed."""
+    cursors: list[tuple[int, Lines]] = []
+    for pod in pods:
+        node = rank_of(pod)
+        lines: Lines = Cursor(api, pod.metadata.name, view)
+        if node in late and node in log_copies:
+            lines = JoinedLog(log_copies[node], late[node], lines, view.lines_to_read)
+        elif node in late and (note := late[node].note(node)):
+            terminal.note(note)
+        cursors.append((node, view.fold(lines)))
+    return cursors
+
+
+async def _print_merged(
+    cursors: Sequence[tuple[int, Lines]], view: View, terminal: Terminal
+) -> None:
+    async for node, line in merged(cursors, view, terminal.note):
+        terminal.log(node, line, prefix=view.line_format.prefix)
 
 
 def _is_complete(job: Job, attempt: int, view: View, started: Set[int]) -> bool:
@@ -150,47 +242,27 @@ def _download_copies(
     pods: list[Pod],
     attempt: int,
     view: View,
-    known_nodes: set[int],
+    is_wanted: Callable[[int], bool],
     terminal: Terminal,
     until: ExitStack,
-) -> list[tuple[int, copies.LogCopy]]:
-    """The copies of the nodes whose pods are deleted. Raises Problem if there are none."""
+) -> dict[int, copies.LogCopy]:
+    """The copies of these nodes. Raises Problem if there are none."""
     with copies.place(cluster, job, pods, terminal) as place:
         attempts, nodes = place.listing(attempt)
-        missing = [node for node in nodes if node not in known_nodes and view.takes(node)]
-        if not missing and not known_nodes:
+        wanted = [node for node in nodes if is_wanted(node)]
+        if not wanted:
             existing = f"attempts {', '.join(map(str, attempts))}" if attempts else "no attempt"
-            raise UsageProblem(
+            raise _NoCopies(
                 f"The PVC of job {job.metadata.name} has no matching log of attempt {attempt}."
                 f" It has logs of {existing}."
             )
-        log_copies = [(node, place.download(attempt, node, view, until)) for node in missing]
-    if not all(log_copy.timed for _, log_copy in log_copies):
+        log_copies = {node: place.download(attempt, node, view, until) for node in wanted}
+    if not all(log_copy.timed for log_copy in log_copies.values()):
         terminal.note(
             "Copies of an older launcher have no times, so they are printed first, node by node"
             + ("." if view.since is None else ", and --since does not apply to them.")
         )
     return log_copies
-
-
-async def _print_backlog(api: Api, job: Job, view: View, terminal: Terminal) -> dict[str, Lines]:
-    """Print existing lines, merged by time; the cursors to continue from, by UID of the pod."""
-    pods = await list_workers(api, job)
-    newest = max(map(attempt_of, pods), default=0)
-    selected = [
-        pod
-        for pod in sorted(pods, key=rank_of)
-        if attempt_of(pod) == newest
-        and view.takes(rank_of(pod))
-        and has_started(pod, names.TRAINER_CONTAINER)
-    ]
-    cursors = [
-        (pod, view.fold(Cursor(api, pod.metadata.name, view))) for pod in selected[:MOST_STREAMS]
-    ]
-    backlogs = [(rank_of(pod), cursor) for pod, cursor in cursors]
-    async for node, line in merged(backlogs, view, terminal.note):
-        terminal.log(node, line, prefix=view.line_format.prefix)
-    return {pod.metadata.uid: cursor for pod, cursor in cursors}
 
 
 def _select_attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:

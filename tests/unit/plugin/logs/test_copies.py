@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from kubectl_torchrun.logs import copies
+from kubectl_torchrun.logs import rotated as rotated_logs
 
 from ..claim import ENDED, play_kubelet, remaining_readers, write
 from ..laptop import Laptop
@@ -64,7 +65,7 @@ def test_copies_replace_deleted_pods_of_the_last_attempt(laptop: Laptop, claim: 
     assert laptop.run("logs", "run", "--node", "0").stderr == ""
     incomplete = laptop.run("logs", "run")
     assert (incomplete.exit_code, incomplete.stdout) == (0, "[0] mine\n")
-    assert "Cannot read the logs of other nodes. Job run has no state directory" in (
+    assert "Cannot read the copies of the logs. Job run has no state directory" in (
         incomplete.stderr
     )
 
@@ -241,3 +242,58 @@ def test_missing_attempts(laptop: Laptop, claim: Path) -> None:
     assert "is on its first attempt" in laptop.run("logs", "first", "-p").stderr
     assert laptop.run("logs", "run", "-p", "--attempt", "1").exit_code == 2
     assert laptop.run("logs", "run", "-p", "-f").exit_code == 2
+
+
+def rotated(
+    laptop: Laptop, claim: Path, lines: int = 300, kept: int = 25, state: str = "running"
+) -> None:
+    """The pod's log has only the last lines; the copy has all, with slightly earlier times."""
+    start = {"startedAt": "2026-01-01T00:00:00Z"}
+    texts = [f"step {number}" for number in range(lines)]
+    copy = [f"{clock(number)}.100000000Z stdout F {text}" for number, text in enumerate(texts)]
+    log = [f"{clock(number)}.100000999Z {text}\n" for number, text in enumerate(texts)]
+    laptop.job("run", status={**ENDED, "numNodes": 1, "phase": "Running", "attempt": 0})
+    laptop.worker("run", 0, 0, *log[lines - kept :], **{state: start})
+    write(claim, 0, *copy)
+
+
+@pytest.fixture(autouse=True)
+def _small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotated_logs, "_LARGE_BYTES", 200)
+
+
+def clock(seconds: int) -> str:
+    return f"{datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "count"),
+    [((), 0, 300), (("--tail", "100"), 200, 100), (("--tail", "9"), 291, 9), (("--raw",), 0, 300)],
+)
+def test_lines_that_the_kubelet_has_removed_come_from_the_copy(
+    laptop: Laptop, claim: Path, flags: tuple[str, ...], first: int, count: int
+) -> None:
+    rotated(laptop, claim)
+    result = laptop.run("logs", "run", *flags)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        f"[0] step {number}" for number in range(first, first + count)
+    ]
+    assert result.stderr == ""
+
+
+def test_a_followed_log_begins_with_the_copy(laptop: Laptop, claim: Path) -> None:
+    rotated(laptop, claim, state="terminated")
+    laptop.server.put("torchrunqueues", "q", spec={"image": "x"})
+    play_kubelet(laptop, phase="Running")
+    laptop.once_watched(lambda: laptop.job("run", status={"phase": "Succeeded", "attempt": 0}))
+    result = laptop.run("logs", "run", "--follow")
+    assert result.stdout.splitlines() == [f"[0] step {number}" for number in range(300)]
+
+
+def test_a_log_that_is_cut_says_so_without_a_copy(laptop: Laptop, claim: Path) -> None:
+    rotated(laptop, claim)
+    (claim / "logs" / "0" / "node-0.log").unlink()
+    result = laptop.run("logs", "run")
+    assert len(result.stdout.splitlines()) == 25
+    assert "The log of node 0 begins 4m35s after its start." in result.stderr
