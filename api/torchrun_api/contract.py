@@ -258,7 +258,14 @@ _RENDEZVOUS = (TORCHRUN, LAUNCHER)
 PET_NNODES = Variable("PET_NNODES", COUNT, _RENDEZVOUS, "Number of nodes in the gang.")
 PET_NPROC_PER_NODE = Variable("PET_NPROC_PER_NODE", COUNT, _RENDEZVOUS, "Number of ranks per node.")
 PET_RDZV_BACKEND = Variable(
-    "PET_RDZV_BACKEND", TEXT, (TORCHRUN,), "Rendezvous backend: static, c10d, etcd or etcd-v2."
+    "PET_RDZV_BACKEND", TEXT, _RENDEZVOUS, "Rendezvous backend: static, c10d, etcd or etcd-v2."
+)
+PET_RDZV_CONF = Variable(
+    "PET_RDZV_CONF",
+    TEXT,
+    _RENDEZVOUS,
+    "Settings of the rendezvous. The launcher adds is_host=false if it serves the c10d store.",
+    set_by=(USER, LAUNCHER),
 )
 PET_RDZV_ENDPOINT = Variable(
     "PET_RDZV_ENDPOINT",

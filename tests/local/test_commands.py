@@ -46,6 +46,30 @@ dist.all_reduce(total)
 print("sum", int(total), flush=True)
 dist.destroy_process_group()
 """
+UNEVEN = """\
+import os, time
+rank = int(os.environ["RANK"])
+time.sleep(12 * rank)
+print("rank", rank, "is done", flush=True)
+"""
+# Node 0 is the first one to look for a store, and would have it.
+LATE_TORCHRUN = "sleep $((4 * NODE_RANK)); torchrun train.py"
+# The agent of a node whose ranks have ended does not wait for five minutes.
+NO_EXIT_BARRIER = """\
+import importlib.machinery, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch.distributed.elastic.agent.server.api":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            module.SimpleElasticAgent._exit_barrier = lambda self: None
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
+"""
 STORE = """\
 import os, pathlib
 folder = pathlib.Path(os.environ["TORCHRUN_CHECKPOINT_DIR"])
@@ -301,6 +325,24 @@ CASES = (
         {"src/train.py": DDP},
         out=("sum 2",),
         torch=True,
+    ),
+    *(
+        Case(
+            f"torch, an early end of node 0, {backend}",
+            "",
+            {
+                "train.py": UNEVEN,
+                "patch/sitecustomize.py": NO_EXIT_BARRIER,
+                "job.yaml": JOB.replace(SAY_LIST, LATE_TORCHRUN).replace("none", "auto")
+                + f"  distributed: {{rdzvBackend: {backend}}}\n"
+                + "  env: [{name: PYTHONPATH, value: patch}]\n"
+                + NEVER,
+            },
+            ("-f", "job.yaml"),
+            out=("rank 0 is done", "rank 1 is done"),
+            torch=True,
+        )
+        for backend in ("c10d", "static")
     ),
     Case("torch", "python train.py", {"train.py": DDP}, out=("sum 2",), torch=True),
     Case(

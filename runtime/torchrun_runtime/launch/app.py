@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Iterator, Mapping, MutableMapping, NamedTuple, Sequence
 
 from . import contract, output, podinfo, torchrun
-from .command import decide
+from .command import Run, decide
 from .command_end import (
     PEER_FAILED,
     RELOADED,
@@ -33,7 +33,7 @@ from .failure import Cause
 from .fencing import GangId, Worker, take_over
 from .gang.leader import Predecessor
 from .gang.messages import StopRound
-from .gang.rounds import Rounds, follow, lead
+from .gang.rounds import GangNode, Rounds, follow, lead
 from .gate import has_fence_order, is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
 from .memory import OomWatchdog
@@ -46,6 +46,7 @@ from .reporting import Reporter, describe_restarts, newest_step
 from .served import ServedWorkspace
 from .settings import Settings, beside_head, from_environment, read
 from .state import usable
+from .store import RoundStore
 from .streams import Streams
 from .success import find_background
 from .supervise import STOPPING, CommandExit, StopRequest, Watchdog, supervise
@@ -132,6 +133,7 @@ def launch(
     program = Program(
         argv=torchrun.argv(run),
         may_train_alone=several and settings.launcher == "auto" and not run.under_torchrun,
+        store=_store(run, settings.gang),
     )
     preposition = "with" if run.under_torchrun else "without"
     say(f"starting the command {preposition} torchrun, because {run.why}")
@@ -163,6 +165,7 @@ def launch(
         try:
             return _run_rounds(settings, environment, program, fencing, rounds, reload)
         finally:
+            program.store.close()
             rounds.close()
 
 
@@ -184,10 +187,21 @@ class Program(NamedTuple):
     """What a node starts in each round.
 
     may_train_alone: several ranks are wanted, and nothing proves yet that the command starts them.
+    store: of a rendezvous by torchrun.
     """
 
     argv: list[str]
     may_train_alone: bool
+    store: RoundStore
+
+
+def _store(run: Run, gang: GangNode) -> RoundStore:
+    """The store, unless the command may choose another rendezvous."""
+    is_ours = run.under_torchrun or not any("rdzv" in word for word in run.argv)
+    is_used = gang.size > 1 and is_ours and (run.under_torchrun or run.starts_ranks)
+    python = torchrun.python_of_torchrun(run)
+    before = run.before if run.in_environment else ""
+    return RoundStore(python, before, is_used=is_used, is_host=gang.is_leader)
 
 
 def _take_over(settings: Settings, failed_state: str, unfenced: list[Worker]) -> list[Watchdog]:
@@ -248,7 +262,7 @@ def _run_rounds(
                 continue
             if start.round > 0:
                 say(f"starting round {start.round}")
-            variables = of_round(environment, start.round)
+            variables = program.store.start(of_round(environment, start.round))
             watchdogs = [*fencing, leave]
             end = _run(settings, variables, program, watchdogs, rounds, begun_after)
         except LaunchError as error:

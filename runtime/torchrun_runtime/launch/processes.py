@@ -12,6 +12,10 @@ _SHELLS = ("sh", "dash", "bash", "ash", "busybox", "zsh", "ksh")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+# Children of the launcher that are no part of the command. No function here finds them.
+helpers: set[int] = set()
+
+
 class Process(NamedTuple):
     """One process. started: clock ticks since boot; unique together with the pid."""
 
@@ -31,7 +35,7 @@ class Running(NamedTuple):
 def descendants(root: int) -> list[Process]:
     """Running processes below `root`, parents before children."""
     children = _children(_all())
-    tree = list(children.get(root, ()))
+    tree = [process for process in children.get(root, ()) if process.pid not in helpers]
     for process in tree:  # grows during the loop
         tree.extend(children.get(process.pid, ()))
     return tree

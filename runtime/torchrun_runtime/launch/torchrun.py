@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 
 from .command import SHELL, Run, with_exec
 from .errors import LaunchError
@@ -45,6 +47,19 @@ def argv(run: Run) -> list[str]:
     if not (run.before or run.after):
         return ranks
     return [SHELL, "-c", f"{run.before}{shlex.join(ranks)}{run.after}"]
+
+
+def python_of_torchrun(run: Run) -> list[str]:
+    """The start of a command line of the Python that runs torchrun; empty if it is not known."""
+    program = None if run.in_environment else shutil.which("torchrun")
+    if run.in_environment or not program:
+        return _IN_ENVIRONMENT if run.in_environment else [_interpreter(run)]
+    with suppress(OSError), open(program, "rb") as file:
+        first = file.readline(256)
+        words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
+        if words and os.path.basename(words[-1]).startswith("python"):
+            return words
+    return []
 
 
 def _program(run: Run) -> list[str]:
