@@ -38,7 +38,7 @@ from .gate import has_fence_order, is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
 from .memory import OomWatchdog
 from .output import say, timestamp, write_termination_message
-from .preparation import RoundPreparation, enter_directory
+from .preparation import RoundPreparation, describe_hidden, enter_directory
 from .processes import Process, Running, descendants, running, send, signal_name
 from .reload import Reload
 from .rendezvous import of_round
@@ -66,6 +66,7 @@ def main() -> int:
     """
     setup_only = sys.argv[1:] == ["setup"]
     log = read(os.environ, contract.TERMINATION_LOG)
+    hidden = ""
     for number in STOPPING:
         signal.signal(number, lambda number, _: _stop_now(log, number))
     try:
@@ -73,8 +74,13 @@ def main() -> int:
         settings = from_environment(os.environ)
         os.environ.pop(contract.GANG_KEY, None)  # a command may print its environment
         workspace = prepare(settings)
+        hidden = describe_hidden(settings, os.environ)
+        if hidden:
+            say(f"Warning: {hidden}")
         cause = None if setup_only else launch(settings, os.environ, workspace)
     except LaunchError as error:
+        if hidden and error.reason in ("TorchMissing", "CommandNotFound"):
+            error.message += f" {hidden}"
         say(f"error: {error.message}")
         cause = _cause_of_error(error)
     except Exception as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, wait
-from typing import Callable
+from typing import Callable, Mapping
 
 from .errors import LaunchError
 from .gang.messages import StartRound, StopRound
@@ -19,6 +19,8 @@ from .settings import Settings
 from .state import begin
 
 _POLL = 0.05
+# Variables that name folders of programs and packages.
+_FOLDERS = ("VIRTUAL_ENV", "PATH", "CONDA_PREFIX", "PYTHONPATH")
 
 
 class RoundPreparation:
@@ -62,6 +64,26 @@ class RoundPreparation:
             self._has_names = True
         self._reload.update(start)
         enter_directory(settings)
+
+
+def describe_hidden(settings: Settings, environment: Mapping[str, str]) -> str:
+    """What the workspace hides of the image, for the log; "" for nothing.
+
+    An image may have its environment in the folder where the workspace is mounted.
+    """
+    target = settings.workspace_target
+    if not settings.workspace_source or settings.workspace_source == target:
+        return ""
+    named = ((name, environment.get(name, "").split(os.pathsep)) for name in _FOLDERS)
+    for name, folders in named:
+        for folder in folders:
+            if folder.startswith(f"{target}/") and not os.path.isdir(folder):
+                return (
+                    f"{name} names {folder}, which does not exist: the workspace at {target} hides"
+                    " what the image has there. Set volumes.workspace.mountPath to another folder,"
+                    " such as /workspace."
+                )
+    return ""
 
 
 def enter_directory(settings: Settings) -> None:

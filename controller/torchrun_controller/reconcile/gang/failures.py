@@ -1,5 +1,6 @@
 """The root cause of a failed gang, as opposed to the consequences on other ranks."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -19,6 +20,10 @@ POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost"
 # restarted, or the runtime has lost it. The exit codes are invented: 255 and 137.
 NO_EXIT_STATUS = frozenset({"Unknown", "ContainerStatusUnknown"})
 CONTAINER_GONE = "ContainerStatusUnknown"
+# Reasons of a container that did not start, by containerd, and by CRI-O and Docker.
+START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
+PYTHON_MISSING = "PythonMissing"  # nothing in the image can run the launcher
+_NO_PYTHON = re.compile(r"python3['\"`]?:? (executable file )?not found")
 # Reasons of the pod condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
 DISRUPTIONS = frozenset(
     {
@@ -179,6 +184,8 @@ def read_failure(pod: Pod) -> LastFailure:
         reason, message = pod.status.reason, pod.status.message
     elif terminated.reason in POD_VERDICTS:
         reason, message = terminated.reason, "The container exceeded its memory limit."
+    elif terminated.reason in START_ERRORS and not launcher.reason:
+        reason, message = _start_error(terminated)
     else:
         reason = launcher.reason or ("Signaled" if signal else "ExitCode")
         message = launcher.message or _last_line(terminated.message) or pod.status.message
@@ -193,6 +200,16 @@ def read_failure(pod: Pod) -> LastFailure:
         else f"Pod {pod.metadata.name} failed",
         time=_end_time(launcher.time, terminated.finished_at),
     )
+
+
+def _start_error(terminated: StateTerminated) -> tuple[str, str]:
+    """Return reason and message of a container that did not start, as the runtime reports it."""
+    if _NO_PYTHON.search(terminated.message):
+        return PYTHON_MISSING, (
+            "The image has no python3 on PATH, which runs the launcher. Use an image with Python"
+            " 3.8 or later, or name its folder in spec.env, such as PATH=/opt/conda/bin:/usr/bin."
+        )
+    return terminated.reason, _last_line(terminated.message) or "The container cannot start."
 
 
 def read_restarts(pod: Pod) -> int:

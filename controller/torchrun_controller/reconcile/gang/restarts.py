@@ -10,7 +10,7 @@ from torchrun_api.exit_codes import PERMANENT
 from torchrun_api.names import MOST_GANGS
 from torchrun_api.reliability import FailureRule
 from torchrun_api.status import Attempt
-from torchrun_controller.reconcile.gang.failures import Failure
+from torchrun_controller.reconcile.gang.failures import PYTHON_MISSING, Failure
 from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
@@ -66,7 +66,8 @@ def evaluate_failure_policy(
 
     A failure that no restart corrects, such as an image without torch, fails the job at once.
     """
-    if policy.never_restart or failure.details.reason in PERMANENT:
+    is_permanent = failure.details.reason in (PYTHON_MISSING, *PERMANENT)
+    if policy.never_restart or is_permanent:
         return FailureAction.FAIL
     rule = next((rule for rule in policy.rules if matches(rule, failure)), None)
     if rule is not None:

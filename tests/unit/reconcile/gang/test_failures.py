@@ -134,6 +134,31 @@ def test_an_evicted_pod_has_a_reason(world):
     assert "low on memory" in world.job.status.message
 
 
+@pytest.mark.parametrize(
+    ("message", "reason", "shown"),
+    [
+        (
+            'runc create failed: exec: "python3": executable file not found in $PATH: unknown',
+            "PythonMissing",
+            "Use an image with Python 3.8 or later",
+        ),
+        (
+            "crun: executable file `python3` not found in $PATH: No such file or directory",
+            "PythonMissing",
+            "such as PATH=/opt/conda/bin",
+        ),
+        ("error mounting /data: not a directory", "StartError", "error mounting /data"),
+        ("", "StartError", "The container cannot start."),
+    ],
+)
+def test_a_container_that_does_not_start_has_a_reason(world, message, reason, shown):
+    fail(world, 0, exit_code=128, reason="StartError", message=message)
+    world.settle()
+    failure = world.job.status.last_failure
+    assert (failure.reason, world.phase) == (reason, "Failed")
+    assert shown in failure.message
+
+
 def test_other_termination_messages_are_shown_unchanged(world):
     fail(world, 0, exit_code=3, message="some log\nlast words\n")
     world.settle()
