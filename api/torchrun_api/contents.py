@@ -9,7 +9,6 @@ The SHA-256 of the text names the workspace, so the same files have the same nam
 """
 
 import hashlib
-import json
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -17,6 +16,8 @@ from typing import NamedTuple
 # File at the root of a workspace PVC: names the revision that is complete and should run.
 MARKER = ".sync_success"
 LARGEST_TEXT = 128 << 20  # bytes; 200,000 paths of 500 bytes
+_MOST_LINES = 500_000  # of a difference: 200,000 paths to drop, and as many to add
+_LONGEST_LINE = 8192  # bytes; a path has at most 4096
 
 
 class ManifestError(ValueError):
@@ -69,15 +70,19 @@ def parse(text: str) -> Manifest:
 
 
 def pack(manifest: Manifest, base: Manifest | None = None) -> bytes:
-    """The compressed manifest; only the difference if the receiver has `base`."""
+    """The compressed manifest; only the difference if the receiver has `base`.
+
+    The first line is the SHA-256 of the base, empty without one. Then `-PATH` for each path of the
+    base to drop, and `+LINE` for each line of the manifest to add.
+    """
     old = {} if base is None else _by_path(base)
     new = _by_path(manifest)
-    body = {
-        "base": "" if base is None else base.sha256,
-        "drop": [path for path in old if path not in new],
-        "add": [entry.line for path, entry in new.items() if old.get(path) != entry],
-    }
-    return zlib.compress(json.dumps(body, ensure_ascii=False).encode(), 6)
+    lines = [
+        "" if base is None else base.sha256,
+        *(f"-{path}" for path in old if path not in new),
+        *(f"+{entry.line}" for path, entry in new.items() if old.get(path) != entry),
+    ]
+    return zlib.compress("\n".join(lines).encode(), 6)
 
 
 def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
@@ -85,34 +90,48 @@ def unpack(data: bytes, bases: Mapping[str, Manifest]) -> Manifest:
 
     Raises ManifestError, also if the base is unknown.
     """
+    first, *lines = _lines(data)
+    base = first.decode(errors="replace")
+    if base and base not in bases:
+        raise ManifestError(f"The pod does not have the base manifest {base:.80}.")
+    entries = _by_path(bases[base]) if base else {}
+    try:
+        for line in lines:
+            text = line.decode()
+            if text.startswith("-"):
+                entries.pop(text[1:], None)
+            else:
+                entry = _entry(text.removeprefix("+"))
+                entries[entry.path] = entry
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"The manifest has a path that is not UTF-8: {error}.") from error
+    return Manifest(entries.values())
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """The lines in the output of `pack`.
+
+    They are counted and measured before objects are created: a reader of the job may send anything.
+    """
     try:
         decompress = zlib.decompressobj()
-        body = json.loads(decompress.decompress(data, LARGEST_TEXT))
-        base_sha256, drop, add = str(body["base"]), map(str, body["drop"]), list(body["add"])
-    except (zlib.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        text = decompress.decompress(data, LARGEST_TEXT)
+    except zlib.error as error:
         raise ManifestError(f"The data is not a manifest: {error}.") from error
-    if decompress.unconsumed_tail or not decompress.eof:
+    if decompress.unconsumed_tail or not decompress.eof or text.count(b"\n") > _MOST_LINES:
         raise ManifestError("The manifest is too large or incomplete.")
-    if base_sha256 and base_sha256 not in bases:
-        raise ManifestError(f"The pod does not have the base manifest {base_sha256}.")
-    entries = _by_path(bases[base_sha256]) if base_sha256 else {}
-    for path in drop:
-        entries.pop(path, None)
-    for line in add:
-        entry = _entry(line)
-        entries[entry.path] = entry
-    try:
-        return Manifest(entries.values())
-    except UnicodeEncodeError as error:
-        raise ManifestError(f"The manifest has a path that is not UTF-8: {error}.") from error
+    lines = text.split(b"\n")
+    if max(map(len, lines)) > _LONGEST_LINE:
+        raise ManifestError("The manifest has a line that is too long.")
+    return lines
 
 
 def _by_path(manifest: Manifest) -> dict[str, Entry]:
     return {entry.path: entry for entry in manifest.entries}
 
 
-def _entry(line: object) -> Entry:
-    parts = line.split(" ", 3) if isinstance(line, str) else []
+def _entry(line: str) -> Entry:
+    parts = line.split(" ", 3)
     if len(parts) != 4 or not parts[3] or "\n" in parts[3]:
         raise ManifestError(f"The manifest has an invalid line: {line!r:.200}.")
     sha256, size, mode, path = parts

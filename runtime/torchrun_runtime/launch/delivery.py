@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import stat
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -190,12 +191,12 @@ def _fetch_files(
 
 
 def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> None:
-    """Write one file atomically."""
-    temporary = f"{path}.torchrun-new"
+    """Write one file atomically. Any name of a file may be one of the workspace."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".torchrun-", dir=os.path.dirname(path))
     digest = hashlib.sha256()
     remaining = file.size
     try:
-        with open(temporary, "wb") as output:
+        with os.fdopen(descriptor, "wb") as output:
             while remaining:
                 block = _read(answer, min(_BLOCK, remaining))
                 if not block:

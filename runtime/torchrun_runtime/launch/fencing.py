@@ -53,6 +53,7 @@ FENCE_SECONDS = 30.0
 WAIT_SECONDS = 45.0
 _ANSWER_SECONDS = 10.0  # time limit of the storage before ranks are started
 _ENFORCE_SECONDS = 0.5
+_SILENT = "it does not respond"  # of a state directory without an error
 # Time limits of the main thread: to notice the request, and to kill the ranks.
 _NOTICE_SECONDS = 3.0
 _END_SECONDS = 8.0
@@ -146,6 +147,7 @@ class FencingWatchdog:
         self._notice_seconds = notice_seconds
         self._last_read = now()
         self._superseded = ""
+        self._error = _SILENT
         self._stop_request: StopRequest | None = None
         self._noticed = threading.Event()
         start_thread(self._poll_epoch)
@@ -165,15 +167,17 @@ class FencingWatchdog:
             start = now()
             try:
                 latest = read(self._state, "epoch")
-                if latest is not None:
+                if latest is None:
+                    self._error = "its file epoch is damaged"
+                else:
                     _check_not_superseded(latest, self._gang)
                     if latest != self._gang:
                         _write(self._state, "epoch", self._gang)
-                    self._last_read = start
+                    self._last_read, self._error = start, _SILENT
             except SupersededError as error:
                 self._superseded = str(error)
-            except OSError:
-                pass
+            except OSError as error:
+                self._error = _describe(error)
             time.sleep(self._poll)
 
     def _enforce(self) -> None:
@@ -183,11 +187,24 @@ class FencingWatchdog:
             if self._superseded:
                 self._stop_request = StopRequest(LAUNCH_FAILED, "Fenced", self._superseded)
             elif silence > self._fence:
-                message = f"The state directory {self._state} did not respond for {silence:.0f} s."
+                message = (
+                    f"The state directory {self._state} could not be read for {silence:.0f} s:"
+                    f" {self._error}."
+                )
                 self._stop_request = StopRequest(LAUNCH_FAILED, "Fenced", message)
         if self._noticed.wait(self._notice_seconds):
             time.sleep(_END_SECONDS)
         self._end(self._stop_request)
+
+
+def _describe(error: OSError) -> str:
+    """Why the state directory cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return (
+            "its file epoch is gone. Do not empty or replace TORCHRUN_STATE_DIR in the command,"
+            " which shares it with the launcher"
+        )
+    return error.strerror or str(error)
 
 
 def now() -> float:

@@ -1,7 +1,8 @@
 """The central directory of a zip archive: its entries are counted before zipfile reads it.
 
 zipfile reads the whole central directory and creates an object for each entry; ten million entries
-would need gigabytes of memory. So the entries are counted first, one header at a time. Layout and
+would need gigabytes of memory, as would long comments. So it is measured, and the entries are
+counted, one header at a time. Layout and
 numbers: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.12 to 4.3.16.
 """
 
@@ -9,6 +10,7 @@ import os
 import struct
 from typing import BinaryIO
 
+from torchrun_api.contents import LARGEST_TEXT
 from torchrun_runtime.sync.errors import ArchiveError
 
 _END_SIGNATURE = b"PK\x05\x06"
@@ -28,6 +30,12 @@ def count_entries(file: BinaryIO, most: int) -> int:
     Raises ArchiveError: InvalidArchive, or WorkspaceTooLarge as soon as there are more than `most`.
     """
     position, remaining = _locate(file)
+    if remaining > LARGEST_TEXT:
+        raise ArchiveError(
+            "WorkspaceTooLarge",
+            f"The list of files in the archive has {remaining} bytes. The limit is {LARGEST_TEXT}."
+            " Leave out extra fields and comments.",
+        )
     file.seek(position)
     entries = 0
     while remaining > 0:

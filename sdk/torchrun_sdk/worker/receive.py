@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import stat
+import tempfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -52,7 +53,8 @@ class Receiver:
         self._contents = folder / "held"
         self._digests = folder / "digests"
         self._lines: list[Line] = []
-        self._open: dict[int, hashlib._Hash] = {}
+        # Of each unfinished file: its digest so far, and where it is written.
+        self._open: dict[int, tuple[hashlib._Hash, Path]] = {}
 
     def wants(self, packed: str) -> list[int]:
         """The numbers of the lines whose contents are missing. Raises OSError, ValueError.
@@ -93,13 +95,16 @@ class Receiver:
         """
         line = self._lines[number]
         place = self._root / line.path
-        new = place.with_name(f"{place.name}.torchrun-new")
-        first = number not in self._open
-        digest = self._open.setdefault(number, hashlib.sha256())
+        if number not in self._open:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # A name that is neither too long nor that of another file of the workspace.
+            descriptor, name = tempfile.mkstemp(prefix=".torchrun-", dir=place.parent)
+            os.close(descriptor)
+            self._open[number] = hashlib.sha256(), Path(name)
+        digest, new = self._open[number]
         piece = base64.b64decode(data)
         digest.update(piece)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with new.open("wb" if first else "ab") as file:
+        with new.open("ab") as file:
             file.write(piece)
         if more:
             return

@@ -108,6 +108,17 @@ def test_only_missing_files_are_sent_again(
     assert passed[0] - first < first / 10
 
 
+@pytest.mark.parametrize("name", ["n" * 255, "a.torchrun-new", ".torchrun-a"])
+def test_a_file_may_have_any_name(claim: Path, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "app"
+    for content in (b"1", b"2"):  # an edit of its neighbour
+        files = {"a": content, name: b"keep me"}
+        manifest = publish(claim, files)
+        with running(claim) as url:
+            fetch(server(url, tmp_path, manifest), str(target), 5)
+        assert held(target) == files
+
+
 def test_a_broken_connection_resumes_with_the_next_file(
     claim: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

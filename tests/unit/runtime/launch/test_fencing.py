@@ -120,8 +120,17 @@ def test_another_jobs_epoch_is_the_end(state: str, ends: Ends) -> None:
     assert "Another job" in ends.requests[0].message
 
 
-@pytest.mark.parametrize("harm", ["removed", "torn", "hung"])
-def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str) -> None:
+@pytest.mark.parametrize(
+    ("harm", "cause"),
+    [
+        ("removed", "epoch is gone. Do not empty or replace TORCHRUN_STATE_DIR in the command"),
+        ("torn", "epoch is damaged"),
+        ("hung", "it does not respond"),
+    ],
+)
+def test_storage_without_an_answer_is_the_end(
+    state: str, ends: Ends, harm: str, cause: str
+) -> None:
     path = Path(state, "epoch")
     watchdog_of(state, OLD, ends, fence=0.3)
     path.unlink()
@@ -130,7 +139,7 @@ def test_storage_without_an_answer_is_the_end(state: str, ends: Ends, harm: str)
     if harm == "hung":
         os.mkfifo(path)  # open() blocks until there is a writer
     assert ends.called.wait(60)
-    assert "The state directory" in ends.requests[0].message
+    assert cause in ends.requests[0].message
 
 
 def test_storage_that_hangs_from_the_first_read_on_is_the_end(state: str, ends: Ends) -> None:

@@ -220,6 +220,27 @@ def test_refuses_an_ambiguous_zip64_record(tmp_path: Path) -> None:
     assert caught.value.reason == "InvalidArchive"
 
 
+def test_refuses_a_long_list_of_few_members(tmp_path: Path) -> None:
+    """zipfile reads the whole list into memory: names, extra fields and comments."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for number in range(1100):
+            member = zipfile.ZipInfo(str(number))
+            member.comment = b"c" * 65535
+            member.extra = struct.pack("<HH", 0x9999, 65000) + b"e" * 65000
+            archive.writestr(member, b"")
+    data = packed.getvalue()
+    del packed, archive
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArchiveError, match="The list of files in the archive has") as caught:
+            extracted(data, tmp_path, Limits())
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert caught.value.reason == "WorkspaceTooLarge"
+
+
 def test_refuses_more_members_than_were_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

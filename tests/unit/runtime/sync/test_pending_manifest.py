@@ -1,10 +1,10 @@
 """Uploads with a manifest: only missing files are sent, and every file is verified."""
 
-import json
 import os
 import random
 import shutil
 import threading
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -203,7 +203,7 @@ def test_refuses_invalid_manifests(tmp_path: Path, line: str, reason: str, words
     lines = [Entry("fine", digest(b""), 0, "644").line, line.format(digest(b"x"))]
     lines.sort(key=lambda line: line.split(" ", 3)[-1].encode())
     text = "".join(f"{line}\n" for line in lines)
-    body = zlib.compress(json.dumps({"base": "", "drop": [], "add": lines}).encode())
+    body = zlib.compress("\n".join(["", *(f"+{line}" for line in lines)]).encode())
     headers: Json = {"X-Torchrun-Workspace": digest(text.encode())}
     with pod(syncing.settings(tmp_path / "claim")) as server:
         _, answer = server.request("PUT", "/v1/manifest", body, headers)
@@ -282,22 +282,59 @@ def test_a_manifest_arrives_as_it_was(before: dict[str, bytes], after: dict[str,
     assert parse(manifest.text).entries == manifest.entries
 
 
-def packed(**changes: object) -> bytes:
-    return zlib.compress(json.dumps({"base": "", "drop": [], "add": [], **changes}).encode())
+def packed(*lines: bytes) -> bytes:
+    return zlib.compress(b"\n".join(lines))
 
 
-NOT_UTF8 = packed(add=["0" * 64 + " 0 644 \ud800"])
+LINE = b"0" * 64 + b" 0 644 "
 
 
-@pytest.mark.parametrize("data", [b"", b"x", pack(listed(FILES))[:-5], packed(drop=1), NOT_UTF8])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x",
+        pack(listed(FILES))[:-5],
+        packed(b"", b"+"),
+        packed(b"", LINE),
+        packed(b"", b"+" + LINE + b"\xff"),
+        packed(b"\xff"),
+        zlib.compress(b'{"base": "", "drop": [], "add": []}'),
+    ],
+)
 def test_bytes_that_are_no_manifest(data: bytes) -> None:
     with pytest.raises(ManifestError):
         unpack(data, {})
 
 
+BOMBS = {
+    "lines": b"\n" * (100 << 20),
+    "paths to drop": b"\n-" * (50 << 20),
+    "a line": b"x" * (127 << 20),
+    "wide characters": b"\n+" + "\U0001f680".encode() * (30 << 20),
+    "strings in JSON": b'{"base":"","drop":[],"add":[' + b'"aa",' * (20 << 20),
+    "lists in JSON": b"[],\n" * (30 << 20),
+    "too much": b"x" * (200 << 20),
+}
+
+
+@pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
+def test_a_bomb_is_measured_before_objects_are_created(content: bytes) -> None:
+    """Of 0.2 MB, which a reader of the job may send; the pod has 1 GiB."""
+    data = zlib.compress(content)
+    del content
+    tracemalloc.start()
+    try:
+        with pytest.raises(ManifestError):
+            unpack(data, {})
+        assert tracemalloc.get_traced_memory()[1] < 400 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_paths_to_drop_may_be_anything() -> None:
     base = listed(FILES)
-    data = packed(base=base.sha256, drop=[[], {}, 1, None, "train.py"])
+    data = packed(base.sha256.encode(), b"-", b"-none", b"-train.py")
     left = {entry.path for entry in unpack(data, {base.sha256: base}).entries}
     assert left == FILES.keys() - {"train.py"}
 
