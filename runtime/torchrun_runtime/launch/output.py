@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -16,6 +17,8 @@ restarts_in_place = 0
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"  # RFC 3339 in UTC with microseconds
 
 STDERR = 2
+_READER_MILLISECONDS = 2000  # for a reader of a full pipe
+_is_stalled = False
 # Called with the stream and the bytes of all output of the launcher.
 copies: list[Callable[[int, bytes], None]] = []
 
@@ -31,14 +34,22 @@ def say(text: str, *, copied: bool = True) -> None:
 
 
 def write_log(data: bytes, *, copied: bool = True) -> None:
-    """Write complete lines.
+    """Write complete lines; without them if nobody reads stderr for some seconds.
 
     Does not use sys.stderr: a signal handler must not enter its buffer a second time.
     """
+    global _is_stalled
     view = memoryview(data)
+    poller = select.poll()
+    poller.register(STDERR, select.POLLOUT)
     with suppress(OSError):
         while view:
-            view = view[os.write(STDERR, view) :]
+            if not poller.poll(0 if _is_stalled else _READER_MILLISECONDS):
+                _is_stalled = True  # the end of the ranks must not wait for a reader
+                break
+            _is_stalled = False
+            # A pipe that is ready takes so many bytes at once.
+            view = view[os.write(STDERR, view[: select.PIPE_BUF]) :]
     for copy in copies if copied else ():
         copy(STDERR, data)
 

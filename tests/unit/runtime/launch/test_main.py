@@ -1,5 +1,6 @@
 """What the program of a container does beside running a command."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -90,3 +91,24 @@ def test_ranks_share_the_cpus_of_their_pod(
     assert result.out == f"={threads}\n"
     is_default = threads and "OMP_NUM_THREADS" not in variables
     assert result.err.count("OMP_NUM_THREADS is") == bool(is_default)
+
+
+def test_the_end_waits_for_no_reader_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    environment = {**os.environ, "TORCHRUN_TERMINATION_LOG": str(log), "TORCHRUN_LAUNCHER": "none"}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    ended = subprocess.run(
+        [sys.executable, str(FOLDER)],
+        env={**environment, "TORCHRUN_COMMAND": '"exit 3"'},
+        stdout=subprocess.DEVNULL,
+        stderr=writer,
+    )
+    os.close(reader)
+    os.close(writer)
+    assert (ended.returncode, json.loads(log.read_text())["exitCode"]) == (3, 3)
