@@ -43,10 +43,12 @@ def test_its_targets_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_actions_have_a_full_version(name: str) -> None:
-    uses = [step["uses"] for step in steps(WORKFLOWS[name]) if "uses" in step]
+def test_actions_are_pinned_by_commit_and_name_its_version(name: str) -> None:
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    uses = [use for use in re.findall(r"uses: (.*)", text) if not use.startswith("./")]
     assert uses
-    assert [use for use in uses if not re.fullmatch(r"[\w/-]+@v\d+\.\d+\.\d+", use)] == []
+    pin = r"[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+"
+    assert [use for use in uses if not re.fullmatch(pin, use)] == []
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
