@@ -1,9 +1,13 @@
 """A running gang without a record of its admission: the charge is what its pods run with."""
 
+from msgspec.structs import replace
+
+from admitting import submitted
+from torchrun_api.admission import Admission
 from torchrun_api.job import JobNodeResources
 from torchrun_api.kinds import JOBS
 from unit.reconcile.admission.classifying import classify_world, deliver
-from world import World, make_job, make_queue
+from world import START, World, make_job, make_queue
 
 NODES = {"nodeResources": {"gpus": 8, "cpus": 8}}
 NO_GPUS = {**NODES, "quota": {"gpus": 0}}
@@ -95,3 +99,12 @@ def test_an_elastic_gang_with_smaller_pods_is_not_admitted_for_more_nodes() -> N
     assert (workload.admitted, workload.nodes, workload.gpus) == (4, 4, 0)
     world.spec(node_resources=JobNodeResources(gpus=0))
     assert classify_world(world).workload.nodes == 6
+
+
+def test_an_unrecorded_admission_without_a_gang_counts_by_the_spec() -> None:
+    world = submitted({**NODES, "quota": {"gpus": 64}})
+    world.admit(2)
+    status = replace(world.job.status, admission=Admission(nodes=2, time=START))
+    world.job = replace(world.job, status=status)
+    workload = classify_world(world).workload
+    assert (workload.admitted, workload.gpus) == (2, 8)

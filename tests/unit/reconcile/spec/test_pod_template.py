@@ -217,3 +217,4 @@ def test_resources_of_the_template_that_node_resources_override_are_refused():
         ):
             pod(trainer(resources=resources), node)
     pod(trainer(resources={"requests": {"cpu": "8000m", "rdma/ib": 1}}), node)
+    pod(trainer(env=[{"name": "NCCL_DEBUG", "value": "INFO"}]))
