@@ -35,10 +35,10 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Defaults, Plan, reconcile
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.conditions import ADMITTED
-from torchrun_controller.reconcile.model.observed import FailedRound, RestartsInPlace
+from torchrun_controller.reconcile.model.observed import FailedRound, RestartsInPlace, Vanished
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.placement.affinity import HOSTNAME
-from torchrun_controller.reconcile.pods.lifecycle import follows_leader, index_of
+from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader, index_of
 from torchrun_controller.reconcile.spec.requests import admission_of, requests_of
 from torchrun_controller.reconcile.spec.size import size_of
 from world_objects import WorldObjects
@@ -202,10 +202,17 @@ class World(WorldObjects):
         spec = replace(stored.spec, node_name=node)
         self.objects[PODS.plural, pod] = replace(stored, spec=spec)
 
+    def remove(self, *pods: str) -> None:
+        """The kubelet removes pods: all their containers have ended."""
+        for name in pods:
+            del self.objects[PODS.plural, name]
+
     def vanish(self, *pods: str) -> None:
         """Pods vanish from the API: force-deleted, or deleted with their Node."""
         for name in pods:
-            del self.objects[PODS.plural, name]
+            pod = self.objects.pop((PODS.plural, name))
+            if alive(pod) and pod.spec.node_name:
+                self.vanished = (*self.vanished, Vanished(pod, self.now))
 
     def placed(self, name: str) -> None:
         """The scheduler sets PodScheduled to True."""

@@ -40,7 +40,7 @@ from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.model.conditions import ADMITTED
 from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Group
+from torchrun_controller.reconcile.model.observed import Group, Vanished
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods.lifecycle import alive
 
@@ -71,6 +71,7 @@ class WorldObjects:
         self.queue = queue
         self.now = now
         self.objects: dict[tuple[str, str], Any] = {}
+        self.vanished: tuple[Vanished, ...] = ()
         self.gone = False
         self.conflicts: tuple[Conflict, ...] = ()
         self.neighbours: list[TorchrunJob] = []  # other jobs of the namespace
@@ -100,6 +101,7 @@ class WorldObjects:
             reports=self.reports,
             installed=self.installed,
             groups=self._groups_of,
+            vanished=self.vanished,
         )
         assert observed is not None, "the job always exists"
         return observed

@@ -43,6 +43,7 @@ from torchrun_controller.cache.node_view import NodeView
 from torchrun_controller.cache.observe import Caches, Child, Key, empty_caches, observe
 from torchrun_controller.cache.progress_reports import Reports, Worker
 from torchrun_controller.cache.store import Change, Store
+from torchrun_controller.cache.vanished_workers import VanishedWorkers
 from torchrun_controller.client import Transport
 from torchrun_controller.client.discovery import Discovery
 from torchrun_controller.clock import SYSTEM, Clock
@@ -97,6 +98,8 @@ class InformerFactory:
         self.discovery.subscribe(self._handle_installed)
         self.groups = GroupView(transport, self.observer, self._handle_change, namespace, clock)
         self._listen((TORCHRUN_JOBS,), self._drop_report)
+        self._vanished_workers = VanishedWorkers(clock.second)
+        self._listen((PODS,), self._vanished_workers.note)
 
     def subscribe(
         self,
@@ -157,6 +160,7 @@ class InformerFactory:
             reports=self.reports,
             installed=self.discovery.installed,
             groups=self.groups.owned_by,
+            vanished=self._vanished_workers.of(namespace, name),
         )
 
     def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:

@@ -29,6 +29,7 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedWorkspace,
     RefusedWrites,
     Rejection,
+    Vanished,
 )
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_still_run
 from torchrun_controller.reconcile.pods.nodes import find_mass_silence, is_ready
@@ -136,6 +137,7 @@ def observe(
     reports: Reports | None = None,
     installed: Installed | None = None,
     groups: Callable[[str], tuple[Group, ...]] = lambda owner: (),
+    vanished: tuple[Vanished, ...] = (),
 ) -> Observed | None:
     """Return the input of reconcile for one job, from the caches; None if the job is not cached.
 
@@ -180,7 +182,9 @@ def observe(
     )
     gang_pods = [*pods.workers, *pods.former_workers]
     stale_pods = [pod for pod in pods.former_workers if may_still_run(pod)]
-    relevant_nodes = _relevant_nodes(job, [*gang_pods, *helper_pods])
+    relevant_nodes = _relevant_nodes(
+        job, [*gang_pods, *helper_pods, *(each.pod for each in vanished)]
+    )
     queue = caches.queues.get(namespace, job.spec.job_queue)
     # The placement of node-local checkpoints considers every node.
     all_nodes = (
@@ -197,6 +201,7 @@ def observe(
             worker_jobs=tuple(worker_jobs),
             workers=tuple(sorted(pods.workers, key=attrgetter("metadata.name"))),
             stale_pods=tuple(stale_pods),
+            vanished=vanished,
             groups=(*groups(uid), *(groups(latest) if latest else ())),
             service=next(iter(services), None),
             progress=reports.of((namespace, name), latest),

@@ -8,6 +8,7 @@ worker from the start of NotReady on, until one of these holds:
 - its Node object is gone, and an annotation of the TorchrunJob says that the machine is off;
 - its node is Ready again and has the pod: from now on the kubelet reports its end;
 - its node has been Ready again for longer than a kubelet takes to end a deleted pod;
+- its pod was deleted by force on a Ready node, for as long ago;
 - a newer gang that had to fence it reports that its ranks have started;
 - the user allows an unfenced restart.
 
@@ -210,12 +211,21 @@ def _vanished_workers(
     cluster_nodes: Mapping[str, Node] | None,
     now: datetime,
 ) -> Iterator[UnfencedWorker]:
-    """Yield workers whose pods are gone and whose nodes are silent.
+    """Yield workers whose pods are gone, by force or with silent nodes.
 
-    A pod that is gone from a Ready node has stopped.
+    The kubelet reports the end of all containers before it removes a pod. `kubectl delete --force`
+    removes it at once, and the containers keep what is left of their grace period.
     """
     if cluster_nodes is None:
         return
+    for pod, time in ((vanished.pod, vanished.time) for vanished in gang.vanished):
+        if _may_train(job, gang, pod, _closed_gates(job, gang)):
+            yield UnfencedWorker(
+                attempt=None if of_earlier_job(job, gang, pod) else attempt_of(pod),
+                index=index_of(pod),
+                node=pod.spec.node_name,
+                since=time,
+            )
     status, closed_gates = job.status, _closed_gates(job, gang)
     present_indexes = {
         index_of(pod)
@@ -350,11 +360,12 @@ def machine_of(worker: UnfencedWorker) -> str:
 def _ready_since(
     cluster_nodes: Mapping[str, Node] | None, worker: UnfencedWorker
 ) -> datetime | None:
+    """Return since when the node is Ready and has to end the worker."""
     node = cluster_nodes.get(worker.node) if cluster_nodes else None
     ready = nodes.ready_condition(node) if node is not None else None
-    if ready is None or ready.status != "True":
+    if ready is None or ready.status != "True" or ready.last_transition_time is None:
         return None
-    return ready.last_transition_time
+    return max(ready.last_transition_time, worker.since or ready.last_transition_time)
 
 
 def _has_pod(gang: ObservedGang, worker: UnfencedWorker) -> bool:

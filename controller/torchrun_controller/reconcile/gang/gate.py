@@ -37,7 +37,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     has_own_start,
     has_started,
 )
-from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
+from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE, is_ready
 from torchrun_controller.reconcile.workspace import reload
 
 # A kubelet that has written a pod's annotations into a volume marks the volume as up to date, even
@@ -187,6 +187,15 @@ def _unfenced_reason(
     first_loss = min((worker.since for worker in unfenced if worker.since), default=None)
     since = f" since {first_loss:%Y-%m-%dT%H:%M:%SZ}" if first_loss else ""
     lost_nodes = list_names({worker.node for worker in unfenced}, 1)
+    if all(
+        worker.node in (nodes or {}) and is_ready((nodes or {})[worker.node]) for worker in unfenced
+    ):
+        return Reason(
+            "WaitingForFence",
+            f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run on node"
+            f" {lost_nodes}, without a pod in the API{since}. The next attempt starts after their"
+            " grace period, or when spec.reliability.allowUnfencedRestart is true.",
+        )
     return Reason(
         "WaitingForFence",
         f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run and write"

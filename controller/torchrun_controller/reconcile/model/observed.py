@@ -1,5 +1,6 @@
 """The input of reconcile: one job with all its objects, as one frozen value."""
 
+from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -98,13 +99,21 @@ class ProgressReport(Wire, frozen=True, kw_only=True):
     restarts_in_place: RestartsInPlace | None = None
 
 
+class Vanished(Struct, frozen=True):
+    """A worker whose pod was removed, at `time`, before its containers were seen to have ended."""
+
+    pod: Pod
+    time: datetime
+
+
 class ObservedGang(Struct, frozen=True, kw_only=True):
     """The Jobs and pods of the job's attempts, in the order of their attempts.
 
     If the head has its own Job, `child_jobs` has that of the head, and `worker_jobs` that of its
     workers. `workers` are the pods of the latest gang. `stale_pods` are further pods with the name
     of the job that may still run: those of other gangs, of an earlier job of that name, and those
-    that are already deleted. `groups` are those of the job and of its latest child Job, if they are
+    that are already deleted. `vanished` are those that were deleted by force in the last minutes.
+    `groups` are those of the job and of its latest child Job, if they are
     readable. `progress` and `restarts` are the last reports that this process got from the latest
     child Job; `has_reported`: there was one, so ranks of that Job have started.
     """
@@ -113,6 +122,7 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     worker_jobs: tuple[Job, ...] = ()
     workers: tuple[Pod, ...] = ()
     stale_pods: tuple[Pod, ...] = ()
+    vanished: tuple[Vanished, ...] = ()
     groups: tuple[Group, ...] = ()
     service: Service | None = None
     progress: Progress | None = None

@@ -1,5 +1,6 @@
 """The fence: a new gang never trains beside workers of an old gang that may still run."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -11,7 +12,7 @@ from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.fence import blocking_pods
 from torchrun_controller.reconcile.gang.fence_order import format_time
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
-from unit.reconcile.losing import OUT_OF_SERVICE, lose, replaced, running, started
+from unit.reconcile.losing import OUT_OF_SERVICE, begin, lose, replaced, running, started
 from world import World, make_queue
 
 
@@ -168,12 +169,62 @@ def test_a_short_silence_of_a_node_is_soon_forgotten():
 
 def test_a_pod_deleted_from_a_ready_node_has_stopped():
     world = given_up()
-    world.vanish("train-1-abcde")
+    world.remove("train-1-abcde")
     assert world.nodes is not None
     del world.nodes["node-1"]
     world.settle()
     assert world.job.status.unfenced == ()
     assert started(world) == {"1"}
+
+
+def during_a_suspension(world: World) -> None:
+    world.spec(suspend=True)
+    world.settle()
+    world.vanish("train-1-abcde")
+
+
+def after_a_failure(world: World) -> None:
+    world.end_container("train-0-abcde", "trainer", exit_code=1, finished_at=world.now)
+    world.settle()
+    world.vanish("train-1-abcde")
+
+
+def during_training(world: World) -> None:
+    world.vanish("train-1-abcde")
+    world.job_condition("Failed", "BackoffLimitExceeded")
+
+
+@pytest.mark.parametrize("grace", [30, 600])
+@pytest.mark.parametrize("deleted", [during_a_suspension, after_a_failure, during_training])
+def test_a_pod_deleted_by_force_may_run_until_the_end_of_its_grace_period(
+    deleted: Callable[[World], None], grace: int
+) -> None:
+    """kubectl delete pod --force: the kubelet keeps the grace period that has begun."""
+    world = running(terminationGracePeriodSeconds=grace)
+    deleted(world)
+    world.settle()
+    world.containers_stop()
+    world.settle()
+    world.suffix = "fghij"
+    world.resume()
+    begin(world)
+    assert [worker.node for worker in world.job.status.unfenced] == ["node-1"]
+    assert (world.job.status.reason, started(world)) == ("WaitingForFence", {""})
+    assert "without a pod in the API" in world.job.status.message
+    world.pass_time(seconds=grace + 29)
+    world.settle()
+    assert started(world) == {""}
+    world.pass_time(seconds=1)
+    world.settle()
+    assert (world.job.status.unfenced, started(world)) == ((), {"1"})
+
+
+def test_a_pod_deleted_by_force_before_the_gate_opens_blocks_nothing() -> None:
+    world = given_up()
+    world.settle()
+    world.vanish(*(pod.metadata.name for pod in world.workers()))
+    world.settle()
+    assert [worker.attempt for worker in world.job.status.unfenced] == []
 
 
 def test_containers_that_ended_before_the_loss_block_nothing():

@@ -67,7 +67,7 @@ def test_launchers_fence_an_unseen_loss():
 @pytest.mark.parametrize("node", ["node-1", "another"])
 def test_a_pod_that_vanished_from_a_ready_node_has_stopped(node: str):
     world = running()
-    world.vanish("train-1-abcde")
+    world.remove("train-1-abcde")
     if node == "another":
         world.node("node-9", False)
     world.job_condition("Failed", "BackoffLimitExceeded")
@@ -284,7 +284,7 @@ def lose_machine(world: World, index: int) -> None:
     lose(world, name)
     assert world.nodes is not None
     del world.nodes[name]
-    world.vanish(*(p.metadata.name for p in world.observed().gang.stale_pods))
+    world.remove(*(p.metadata.name for p in world.observed().gang.stale_pods))
     world.containers_stop()
     for number, pod in enumerate(world.workers()):
         node = f"node-{attempt + 1}{number}"

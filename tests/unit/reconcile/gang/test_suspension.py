@@ -165,7 +165,7 @@ def test_the_gate_waits_for_pods_from_before_the_suspension():
     world = admitted()
     world.pass_time(seconds=20)
     suspend(world)
-    world.vanish("train-0-abcde")
+    world.remove("train-0-abcde")
     resume(world, 0)
     assert start(world, "train-0-fghij") == ""
     assert world.job.status.reason == "WaitingForOldGang"
@@ -180,7 +180,7 @@ def test_a_follower_from_before_the_suspension_may_train_although_its_leader_is_
     world = admitted()
     world.pass_time(seconds=20)
     suspend(world)
-    world.vanish("train-0-abcde")
+    world.remove("train-0-abcde")
     resume(world, 0)
     world.node("node-1", False)
     world.settle()
@@ -193,7 +193,8 @@ def test_a_worker_that_vanished_unseen_during_the_suspension_ends_the_attempt():
     world.pass_time(seconds=20)
     # No controller runs from here on.
     set_suspended(world, True)
-    world.vanish("train-0-abcde", "train-1-abcde")
+    world.remove("train-0-abcde")
+    world.vanish("train-1-abcde")
     del world.nodes["node-1"]
     resume(world, 0, 1)
     assert start(world, "train-0-fghij") == ""
