@@ -360,7 +360,7 @@ def _raise_converted(error: ApiError, intent: Apply) -> None:
         message = f"{kind.kind} {name!r} was deleted or replaced meanwhile"
         raise SupersededError(message) from error
     malformed = error.status == 500 and error.message.startswith(MALFORMED)
-    is_permanent = malformed or error.is_too_large or error.status in (400, 422)
+    is_permanent = malformed or error.is_permanent
     if is_permanent or error.is_failed_webhook or error.status == 403:
         rejection = Rejection(kind.resource, name, error.message)
         raise RejectedError(rejection, permanent=is_permanent) from error

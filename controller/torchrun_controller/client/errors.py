@@ -78,6 +78,11 @@ class ApiError(Exception):
         return self.status == 413 or (self.status == 500 and too_large_for_etcd)
 
     @property
+    def is_permanent(self) -> bool:
+        """Whether only another object can succeed."""
+        return self.is_too_large or self.status in (400, 422)
+
+    @property
     def is_failed_webhook(self) -> bool:
         """Whether a webhook with failurePolicy Fail did not answer."""
         return self.status == 500 and _WEBHOOK_FAILED in self.message

@@ -29,6 +29,7 @@ from torchrun_controller.controllers.controller import (
 )
 from torchrun_controller.controllers.refusals import Refusals, is_refusal
 from torchrun_controller.controllers.throttle import Throttle
+from torchrun_controller.controllers.unwritten_status import UnwrittenStatuses
 from torchrun_controller.controllers.writes import STATUS_INTERVAL, EventSink, Throttled, Writes
 from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.registry import Metrics
@@ -101,6 +102,7 @@ class JobReconciler:
         self._now = now
         self._refusals: Refusals[Key] = Refusals(clock)
         self._throttle: Throttle[Key] = Throttle(clock)
+        self._unwritten: UnwrittenStatuses[Key] = UnwrittenStatuses(clock)
 
     async def attempt(self, key: Key) -> Outcome:
         """Reconcile the key once. Raises what `Applier` raises."""
@@ -114,6 +116,7 @@ class JobReconciler:
         if observed is None:
             self._forget(key)
             return Done()
+        observed = self._unwritten.with_status(key, observed)
         try:
             return await self._reconcile(key, observed)
         except ApiError as error:
@@ -157,7 +160,7 @@ class JobReconciler:
         deletes = _deletes_after_status(plan, record, is_status_written=delay is None)
         if not await self._delete(key, current, deletes, record, fields):
             waits.append(STATUS_INTERVAL)  # the next status reports the refusal
-        waits.append(self._refusals.next_retry(key))
+        waits += [self._refusals.next_retry(key), self._unwritten.next_retry(key)]
         seconds = min((wait for wait in waits if wait is not None), default=None)
         if record.permanent is not None:
             return Terminal(record.permanent, seconds)
@@ -242,11 +245,29 @@ class JobReconciler:
             self._events.record(job, Event("Warning", "Forbidden", error.message))
 
     async def _write_status(self, key: Key, observed: Observed, plan: Plan) -> float | None:
-        """Write the status, or return the seconds for which it is throttled."""
-        job, status = observed.job, plan.status
+        """Write the status, or return the seconds for which it is throttled.
+
+        One that the API server refuses counts as written: a gang must end even so.
+        """
+        job = observed.job
+        status = self._unwritten.to_write(key, job, plan.status)
         if status is None:
             return None
-        result = await self._writes.write_status(key, job, status)
+        try:
+            result = await self._writes.write_status(key, job, status)
+        except ApiError as error:
+            if not error.is_permanent:
+                raise
+            self._unwritten.keep(key, job, status)
+            message = (
+                f"The API server refused the status of this job: {error.message} The job goes on"
+                " without it. Make the job smaller, or correct the policy that refuses it."
+            )
+            self._events.record(job, Event("Warning", "StatusRefused", message))
+            log.warning("status refused", **log_fields("job", job), error=str(error))
+            return None
+        if not isinstance(result, Throttled):
+            self._unwritten.forget(key)
         if isinstance(result, Throttled):
             return result.seconds
         if result is not None:
@@ -258,6 +279,7 @@ class JobReconciler:
         self._refusals.forget(key)
         self._writes.forget(key)
         self._throttle.forget(key)
+        self._unwritten.forget(key)
 
 
 def _single_deletes(plan: Plan) -> tuple[Delete, ...]:
