@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from torchrun_api.kinds import JOBS
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.status import OWN_CONDITIONS
 from torchrun_controller.reconcile.job.steps import Step
 from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, Pods
+from torchrun_controller.reconcile.model.plan import Plan
 
 
 def checked_step(step: Step) -> Step:
@@ -47,9 +50,22 @@ def checked_transition(original: Callable[[Context], Decision]) -> Callable[[Con
     return first_decision
 
 
+def checked_plan(original: Callable[..., Plan]) -> Callable[..., Plan]:
+    """Wrap the plan: it has no condition of another manager."""
+
+    def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -> Plan:
+        planned = original(context, decision, last_status)
+        types = {c.type for c in planned.status.conditions} if planned.status else set()
+        assert types <= OWN_CONDITIONS, types - OWN_CONDITIONS
+        return planned
+
+    return plan
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _every_decision_is_checked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "STEPS", tuple(checked_step(step) for step in steps.STEPS))
         patch.setattr(steps, "first_decision", checked_transition(steps.first_decision))
+        patch.setattr(steps, "plan", checked_plan(steps.plan))
         yield

@@ -23,14 +23,13 @@ from torchrun_controller.reconcile.gang.gang import accepted_generation, find_co
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
 from torchrun_controller.reconcile.model.attempts import keep_last, whole_attempts
 from torchrun_controller.reconcile.model.conditions import (
-    ADMITTED,
     ConditionUpdate,
     Reason,
     update,
 )
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
-from torchrun_controller.reconcile.model.phases import Row, State
+from torchrun_controller.reconcile.model.phases import ROWS, Row, State
 from torchrun_controller.reconcile.model.times import seconds_run, sync_start
 from torchrun_controller.reconcile.placement import avoid, local
 from torchrun_controller.reconcile.pods import head_and_workers
@@ -58,6 +57,8 @@ TRAINS_ALONE = Reason(
     " python train.py, or start torchrun in the script. launcher: none accepts the command as it"
     " is.",
 )
+# Other managers may add conditions of their own types. Only these are written, and so owned.
+OWN_CONDITIONS = WARNINGS | {*(row.condition for row in ROWS.values()), scheduled.SCHEDULED}
 QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "The queue exists."))
 NOT_SCHEDULED = Reason("NotScheduled", "The job has no gang.")
 NOT_RUNNING = Reason("NotRunning", "No pod is running.")
@@ -202,7 +203,7 @@ def own_part(status: TorchrunJobStatus) -> TorchrunJobStatus:
 
     Conditions are ordered by type: the API server keeps no order of a map list.
     """
-    conditions = (c for c in status.conditions if c.type != ADMITTED)
+    conditions = (c for c in status.conditions if c.type in OWN_CONDITIONS)
     return replace(
         status, conditions=_by_type(tuple(conditions)), admission=None, queue_position=None
     )
@@ -243,12 +244,12 @@ def _kept_conditions(observed: Observed, row: Row) -> list[ConditionUpdate]:
 
 
 def _is_kept(condition: Condition, observed: Observed, row: Row) -> bool:
-    """Whether a condition stays: no warning, not admission's, and no wait that is over.
+    """Whether a condition stays: no warning, not of another manager, and no wait that is over.
 
     The last dependency may be removed from the spec. A suspended job waits for nothing: its sync
     and setup pods are gone. Serve pods stay, or the status alone records that one is to follow.
     """
-    if condition.type in WARNINGS or condition.type == ADMITTED:
+    if condition.type in WARNINGS or condition.type not in OWN_CONDITIONS:
         return False
     has_waited = row.phase == "Suspended" and condition.status == "False"
     if condition.type == dependencies.CONDITION:

@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+from msgspec.structs import replace
+
 from torchrun_api.admission import Dependency
 from torchrun_api.core import Pod
+from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.model.observed import Rejection, RestartsInPlace
 from unit.reconcile.failing import fail, running
 from world import ZIP, World, make_job, make_queue
@@ -23,6 +27,28 @@ def test_a_refusal_that_is_over_leaves_no_condition() -> None:
     world.settle()
     assert world.phase == "Syncing"
     assert running_condition(world) == []
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_conditions_of_others_are_left_to_them(ends: bool) -> None:
+    """Also those of an earlier version, which its next status removes."""
+    world = running(1)
+    if ends:
+        world.all_workers("Succeeded")
+        world.job_condition("Complete")
+    foreign = [
+        Condition(type=kind, status="False", reason="X", last_transition_time=world.now)
+        for kind in ("acme.example/Budget", "GangHealthy")
+    ]
+    status = world.job.status
+    world.job = replace(
+        world.job, status=replace(status, conditions=(*status.conditions, *foreign))
+    )
+    world.spec(suspend=True)
+    plan = world.plan()
+    assert plan.status is not None
+    assert {c.type for c in plan.status.conditions} >= {"QueueReady", "Running"}
+    assert not {c.type for c in foreign} & {c.type for c in plan.status.conditions}
 
 
 def test_a_gang_that_ends_stays_running_until_its_pods_are_gone() -> None:
