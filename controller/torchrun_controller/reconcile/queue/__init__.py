@@ -33,7 +33,7 @@ def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) 
     changed = composed != status.own_part(observed)
     return QueuePlan(
         applies=(
-            *finalizer.add_finalizer(observed),
+            *finalizer.set_finalizer(observed),
             *((kai_plan.apply,) if kai_plan.apply is not None else ()),
         ),
         deletes=kai_plan.deletes,

@@ -14,12 +14,19 @@ from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan
 NAMES = 5  # most job names in a message
 
 
-def add_finalizer(observed: ObservedQueue) -> tuple[Apply, ...]:
-    """Add the finalizer to a queue that lacks it."""
+def set_finalizer(observed: ObservedQueue) -> tuple[Apply, ...]:
+    """Add the finalizer to a queue that lacks it.
+
+    A controller of one namespace has its rights by a RoleBinding in it, which the deletion of the
+    namespace removes first. A finalizer would then stay for ever, so only a KAI queue gets one.
+    """
     queue = observed.queue
     is_refused = (TORCHRUN_QUEUES.resource, queue.metadata.name) in observed.refused
-    if names.QUEUE_FINALIZER in queue.metadata.finalizers or is_refused:
+    is_wanted = not observed.namespace or bool(queue.spec.kai_queue)
+    if (names.QUEUE_FINALIZER in queue.metadata.finalizers) is is_wanted or is_refused:
         return ()
+    if not is_wanted:
+        return (_remove_finalizer(queue),)
     body: JsonObject = {
         "apiVersion": TORCHRUN_QUEUES.api_version,
         "kind": TORCHRUN_QUEUES.kind,

@@ -293,6 +293,24 @@ class TestDeletion:
         world = QueueWorld(replace(queue, metadata=gone))
         assert world.step() == QueuePlan()
 
+    @pytest.mark.parametrize(
+        ("namespace", "spec", "has_finalizer"),
+        [("", {}, True), ("ml", {}, False), ("ml", {"kaiQueue": "gpu"}, True)],
+    )
+    def test_a_queue_does_not_keep_the_namespace_of_the_rights_to_release_it(
+        self, namespace: str, spec: dict[str, str], has_finalizer: bool
+    ):
+        for before in ((), (names.QUEUE_FINALIZER,)):
+            world = QueueWorld(make_trq(**spec))
+            world.namespace = namespace
+            world.queue = replace(
+                world.queue, metadata=replace(world.queue.metadata, finalizers=before)
+            )
+            world.settle()
+            assert world.queue.metadata.finalizers == (
+                (names.QUEUE_FINALIZER,) if has_finalizer else ()
+            )
+
     def test_a_refused_finalizer_is_not_repeated(self):
         world = QueueWorld(make_trq())
         world.refused = {("torchrunqueues.torchrun.ai", "gpu"): "may not patch"}
