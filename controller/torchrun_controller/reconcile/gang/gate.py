@@ -191,10 +191,10 @@ def _unfenced_reason(
         worker.node in (nodes or {}) and is_ready((nodes or {})[worker.node]) for worker in unfenced
     ):
         return Reason(
-            "WaitingForFence",
+            "WaitingForOldGang",
             f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run on node"
-            f" {lost_nodes}, without a pod in the API{since}. The next attempt starts after their"
-            " grace period, or when spec.reliability.allowUnfencedRestart is true.",
+            f" {lost_nodes}, without a pod in the API{since}. The next attempt starts after"
+            " their grace period. Set spec.reliability.allowUnfencedRestart to start it now.",
         )
     return Reason(
         "WaitingForFence",

@@ -126,7 +126,7 @@ def test_a_node_that_returned_unseen_gets_time_to_stop_collected_pods():
     world.node("node-1", False)
     world.node("node-1")
     world.settle()
-    assert world.job.status.reason == "WaitingForFence"
+    assert world.job.status.reason == "WaitingForOldGang"
     world.vanish("train-1-abcde")
     world.settle()
     assert started(world) == {""}
@@ -209,7 +209,7 @@ def test_a_pod_deleted_by_force_may_run_until_the_end_of_its_grace_period(
     world.resume()
     begin(world)
     assert [worker.node for worker in world.job.status.unfenced] == ["node-1"]
-    assert (world.job.status.reason, started(world)) == ("WaitingForFence", {""})
+    assert (world.job.status.reason, started(world)) == ("WaitingForOldGang", {""})
     assert "without a pod in the API" in world.job.status.message
     world.pass_time(seconds=grace + 29)
     world.settle()
@@ -267,7 +267,7 @@ def test_a_returned_node_gets_time_to_stop_unknown_pods():
     world.vanish("train-1-abcde")
     world.node("node-1")
     assert world.settle().requeue_after == 60
-    assert world.job.status.reason == "WaitingForFence"
+    assert world.job.status.reason == "WaitingForOldGang"
     world.pass_time(seconds=60)
     world.settle()
     assert started(world) == {"1"}
