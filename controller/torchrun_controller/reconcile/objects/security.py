@@ -85,6 +85,11 @@ def _drops_all(value: JsonValue) -> bool:
 
 
 _OF_CONTAINERS = tuple(f"{kind}.*.securityContext" for kind in _KINDS)
+_CALLERS = (
+    *("livenessProbe", "readinessProbe", "startupProbe"),
+    *("lifecycle.postStart", "lifecycle.preStop"),
+)
+_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 _ANYWHERE = ("securityContext", *_OF_CONTAINERS)
 
 _BASELINE = (
@@ -92,6 +97,13 @@ _BASELINE = (
     _Control("volumes.*.hostPath", "only other volumes", _off),
     _Control("securityContext.sysctls.*.name", "only safe sysctls", lambda v: v in _SAFE_SYSCTLS),
     *(_Control(f"{kind}.*.ports.*.hostPort", "none", _off) for kind in _KINDS),
+    # Since 1.34 (pod-security-admission, check_hostProbesAndhostLifecycle.go).
+    *(
+        _Control(f"{kind}.*.{caller}.{action}.host", "none: the pod itself", _off)
+        for kind in _KINDS
+        for caller in _CALLERS
+        for action in ("httpGet", "tcpSocket")
+    ),
     *(
         control
         for where in _OF_CONTAINERS
@@ -178,6 +190,7 @@ def apply_security(template: JsonObject, queue: TorchrunQueue) -> JsonObject:
         pod["containers"] = _map_containers(spec["containers"], _set_trainer_defaults)
     if level is not None:
         _check(pod, level, queue.metadata.name)
+        _check_annotations(object_at(template, "metadata"), level, queue.metadata.name)
     return {**template, "spec": pod}
 
 
@@ -219,6 +232,18 @@ def _check(spec: JsonObject, level: PodSecurity, queue: str) -> None:
                     f" podSecurity {level} of TorchrunQueue {queue} accepts {control.accepted}."
                     " Change the podTemplate or choose another queue."
                 )
+
+
+def _check_annotations(meta: JsonObject, level: PodSecurity, queue: str) -> None:
+    """Check the AppArmor profiles of older releases (check_appArmorProfile.go)."""
+    for name, value in object_at(meta, "annotations").items():
+        is_allowed = value in ("", "runtime/default") or str(value).startswith("localhost/")
+        if name.startswith(_APPARMOR) and not is_allowed:
+            raise InvalidSpecError(
+                f"The annotation {name} of the pods is {value}, but podSecurity {level} of"
+                f" TorchrunQueue {queue} accepts runtime/default or localhost/*. Change the"
+                " annotation or choose another queue."
+            )
 
 
 def _values(body: JsonValue, path: str) -> Iterator[tuple[str, JsonValue]]:

@@ -127,6 +127,22 @@ def test_an_unknown_user_gets_a_home_and_a_name() -> None:
             "initContainers[a].securityContext.privileged is true",
         ),
         ({"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, "seLinuxOptions.type is"),
+        *(
+            (
+                {kind: [{"name": "a", caller: {action: {"host": "10.0.0.1", "port": 80}}}]},
+                f"{kind}[a].{caller}.{action}.host is",
+            )
+            for kind in ("containers", "initContainers")
+            for caller in ("livenessProbe", "readinessProbe", "startupProbe")
+            for action in ("httpGet", "tcpSocket")
+        ),
+        *(
+            (
+                {"containers": [{"name": "a", "lifecycle": {hook: {"httpGet": {"host": "h"}}}}]},
+                f"containers[a].lifecycle.{hook}.httpGet.host is",
+            )
+            for hook in ("postStart", "preStop")
+        ),
     ],
 )
 def test_baseline_refuses_access_to_the_host(spec: dict[str, Any], named: str) -> None:
@@ -213,3 +229,16 @@ def test_a_restart_of_an_isolated_job_applies_its_policy_again() -> None:
     world.delete_child_job()
     world.settle()
     assert world.created.count(policy) == 2
+
+
+@pytest.mark.parametrize("level", ["baseline", "restricted"])
+@pytest.mark.parametrize(
+    ("profile", "is_allowed"),
+    [("runtime/default", True), ("localhost/mine", True), ("unconfined", False)],
+)
+def test_apparmor_by_annotation(level: str, profile: str, is_allowed: bool) -> None:
+    key = "container.apparmor.security.beta.kubernetes.io/trainer"
+    job = make_job(numNodes=1, podTemplate={"metadata": {"annotations": {key: profile}}})
+    world = World(job, make_queue(podSecurity=level))
+    world.settle()
+    assert (world.job.status.reason == "InvalidSpec") is not is_allowed
