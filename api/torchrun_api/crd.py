@@ -18,6 +18,7 @@ from msgspec import Struct, inspect
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, objects_at
 from torchrun_api.kinds import TORCHRUN_JOBS, TORCHRUN_QUEUES, Kind
+from torchrun_api.names import OWN_CATEGORY
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.reference import reference
 from torchrun_api.structural import struct, structural
@@ -62,7 +63,7 @@ DEFINITIONS = (
     Definition(
         TORCHRUN_JOBS,
         short_names=("tj", "trj"),
-        categories=("all", "torchrun"),
+        categories=("all", "torchrun", OWN_CATEGORY),
         columns=(
             Column("Queue", "string", ".spec.jobQueue", "TorchrunQueue of the job."),
             Column("Nodes", "integer", ".status.numNodes", "Number of nodes."),
@@ -94,7 +95,7 @@ DEFINITIONS = (
     Definition(
         TORCHRUN_QUEUES,
         short_names=("trq",),
-        categories=("torchrun",),
+        categories=("torchrun", OWN_CATEGORY),
         columns=(
             Column("Weight", "integer", ".spec.weight", "Weight of the queue."),
             Column("Quota", "string", ".status.admission.summary", "Used quota."),

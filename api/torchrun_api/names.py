@@ -4,6 +4,10 @@ import re
 
 GROUP = "torchrun.ai"
 
+# A category of our CRDs, which shows whose schema an API server has: the Go version of this
+# controller has the same group, names and version.
+OWN_CATEGORY = "torchrun-python"
+
 # Labels of every object that the controller creates.
 JOB_LABEL = "torchrun-job-name"
 JOB_UID_LABEL = f"{GROUP}/job-uid"

@@ -26,7 +26,7 @@ from torchrun_controller.cache.group_view import select_kinds
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.queue_view import QueueView
-from torchrun_controller.client import Transport
+from torchrun_controller.client import ConfigError, Transport
 from torchrun_controller.client.apply import Applier
 from torchrun_controller.client.events import EventRecorder
 from torchrun_controller.clock import Clock
@@ -141,14 +141,18 @@ class Manager:
         self._has_predecessor = True
 
     async def run(self) -> None:
-        """Run until `stop` returns, then end in order. Raises NotLeader on loss of the lease."""
-        lease_errors: list[NotLeader] = []
+        """Run until `stop` returns, then end in order.
 
-        async def lead() -> None:
+        Raises NotLeader on loss of the lease, and ConfigError if the CRDs are not of this
+        controller.
+        """
+        errors: list[NotLeader | ConfigError] = []
+
+        async def until_error(run: Callable[[], Awaitable[None]]) -> None:
             try:
-                await self._leader.run()
-            except NotLeader as error:
-                lease_errors.append(error)
+                await run()
+            except (NotLeader, ConfigError) as error:
+                errors.append(error)
                 background.cancel_scope.cancel()
 
         all_confirmed = False  # whether each write of this process has a response
@@ -157,15 +161,15 @@ class Manager:
                 background.start_soon(informer.run)
             self._has_predecessor = not self._leader.elected.is_set()
             background.start_soon(self._factory.nodes.follow)
-            background.start_soon(self._factory.discovery.run)
+            background.start_soon(until_error, self._factory.discovery.run)
             background.start_soon(self._queue_view.run_kai)
             background.start_soon(self._queue_view.follow)
             background.start_soon(self._factory.groups.run)
-            background.start_soon(lead)
+            background.start_soon(until_error, self._leader.run)
             all_confirmed = await self._write_until_stop()
             background.cancel_scope.cancel()
-        if lease_errors:
-            raise lease_errors[0]
+        if errors:
+            raise errors[0]
         if all_confirmed:
             await self._leader.release()
         else:

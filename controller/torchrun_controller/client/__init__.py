@@ -10,8 +10,8 @@
 Two errors cover all failures. `ApiError`: the server answered and refused. `Disconnected`: no
 complete answer came, and a write may or may not have happened. Disconnected has two subclasses:
 `Silent`, an open watch delivered nothing for too long, and `InvalidResponse`, raised by
-`Response.read` for an answer that does not decode. Only `Connection.load` raises `ConfigError`,
-for a configuration that cannot be used.
+`Response.read` for an answer that does not decode. Only `Connection.load` and `Discovery` raise
+`ConfigError`, for a configuration that cannot be used.
 """
 
 from torchrun_controller.client.connection import Connection

@@ -13,9 +13,10 @@ import anyio
 import msgspec
 import structlog
 
-from torchrun_api.kinds import KAI_TOPOLOGIES
+from torchrun_api.kinds import KAI_TOPOLOGIES, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from torchrun_api.meta import Wire
-from torchrun_controller.client import ApiError, Disconnected, Transport
+from torchrun_api.names import OWN_CATEGORY
+from torchrun_controller.client import ApiError, ConfigError, Disconnected, Transport
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.table import API_GROUPS
 
@@ -26,6 +27,8 @@ ACCEPT = ",".join(
     for version in ("v2", "v2beta1")
 )
 
+_OWN = frozenset((kind.api_version, kind.plural) for kind in (TORCHRUN_JOBS, TORCHRUN_QUEUES))
+
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
@@ -35,6 +38,7 @@ class _Name(Wire, frozen=True, kw_only=True):
 
 class _Resource(Wire, frozen=True, kw_only=True):
     resource: str = ""
+    categories: tuple[str, ...] = ()
 
 
 class _Version(Wire, frozen=True, kw_only=True):
@@ -73,6 +77,29 @@ def _read_document(body: bytes) -> _Document:
     return document
 
 
+def _check_own(document: _Document) -> None:
+    """Raise ConfigError if the kinds of users have the schema of another controller.
+
+    The Go version has the same group, names and version. This controller would take its running
+    jobs for new ones.
+    """
+    foreign = [
+        f"{resource.resource}.{group.metadata.name}"
+        for group in document.items
+        for version in group.versions
+        for resource in version.resources
+        if (f"{group.metadata.name}/{version.version}", resource.resource) in _OWN
+        and OWN_CATEGORY not in resource.categories
+    ]
+    if foreign:
+        raise ConfigError(
+            f"the CRDs {' and '.join(foreign)} are not those of this controller (they lack the"
+            f" category {OWN_CATEGORY}), but for example of its Go version. Let the jobs of the"
+            " other controller end, and remove it. Then apply the CRDs of this release: kubectl"
+            " apply --server-side -f manifests/crd"
+        )
+
+
 class Discovery:
     """The kinds of gang schedulers that the API server serves. Polls while `run` runs.
 
@@ -106,13 +133,16 @@ class Discovery:
         return f"the list of installed gang schedulers {state}: {self._problem}"
 
     async def run(self) -> NoReturn:
-        """Poll until cancelled. Errors of the server do not end it."""
+        """Poll until cancelled, or until `poll` raises ConfigError."""
         while True:
             await self.poll()
             await self._sleep(INTERVAL)
 
     async def poll(self) -> None:
-        """Send one request. Does not raise for errors of the server."""
+        """Send one request. Does not raise for errors of the server.
+
+        Raises ConfigError if the CRDs are of another controller.
+        """
         previous = self._problem
         try:
             self._resources = await self._fetch_resources()
@@ -140,6 +170,7 @@ class Discovery:
                 return self._resources
             raise
         document = answer.read(_read_document)
+        _check_own(document)
         self._etag = answer.etag
         return frozenset(
             (f"{group.metadata.name}/{version.version}", resource.resource)

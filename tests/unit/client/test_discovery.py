@@ -1,5 +1,6 @@
 """Discovery of installed kinds, and invalid responses."""
 
+import json
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -10,7 +11,8 @@ from garbled import GARBLED
 from scripted_server import ScriptedServer, connection, json_response, serving
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.kinds import PODS, Kind
-from torchrun_controller.client import Response, Transport
+from torchrun_api.names import OWN_CATEGORY
+from torchrun_controller.client import ConfigError, Response, Transport
 from torchrun_controller.client.discovery import Discovery
 from torchrun_controller.reconcile.model.installed import Installed
 
@@ -74,6 +76,36 @@ async def test_garbage_is_logged_and_retried(body: bytes) -> None:
     assert discovery.installed is None
     assert discovery.first_poll.is_set()
     assert "is unknown: cannot discover the APIs" in discovery.shortcoming()
+
+
+OURS = ("torchrun.ai", "v1alpha1", "torchrunjobs")
+
+
+@pytest.mark.parametrize(
+    ("kind", "categories", "refused"),
+    [
+        (OURS, ["all"], True),
+        (OURS, [], True),
+        (OURS, ["all", OWN_CATEGORY], False),
+        (("torchrun.ai", "v1alpha1", "torchrunqueues"), ["all"], True),
+        (("torchrun.ai", "v1", "torchrunjobs"), ["all"], False),
+        (("other.ai", "v1alpha1", "torchrunjobs"), [], False),
+    ],
+)
+async def test_crds_of_another_controller_are_refused(
+    kind: tuple[str, str, str], categories: list[str], refused: bool
+) -> None:
+    body = document(kind)
+    resource = body["items"][0]["versions"][0]["resources"][0]  # type: ignore[index,call-overload]
+    resource["categories"] = categories  # type: ignore[index,call-overload]
+    discovery = Discovery(cast("Transport", Garbage(json.dumps(body).encode())))
+    if refused:
+        with pytest.raises(ConfigError, match=r"not those of this controller.*kubectl apply"):
+            await discovery.poll()
+        assert discovery.installed is None
+    else:
+        await discovery.poll()
+        assert discovery.installed == Installed()
 
 
 @pytest.fixture
