@@ -35,6 +35,7 @@ _QUIET = frozenset({"jobQueue", "image", "development", "volumes"})
 _ROUND_PORTS = 17  # torchrun_controller.reconcile.objects.network: 16 for rounds, one of the gang
 _PORTS = range(20_000, 32_000)  # below the ports that Linux gives to clients
 _TRIES = 200
+_MOST_RANKS = 64  # of small machines
 
 
 def job_and_queue(
@@ -69,6 +70,7 @@ def job_and_queue(
     meta = replace(
         job.metadata, namespace="local", uid=str(uuid.uuid4()), generation=1, creation_timestamp=now
     )
+    _check_size(job, gpus_per_node or 1)
     distributed = replace(job.spec.distributed, port=_free_ports())
     if not has_gpus():
         distributed = replace(distributed, backend=distributed.backend or "gloo")
@@ -93,6 +95,19 @@ def devices_of(index: int, gpus_per_node: int) -> Sequence[int]:
 def has_gpus() -> bool:
     """Return whether this machine has a GPU of NVIDIA or AMD."""
     return any(Path(path).exists() for path in ("/dev/nvidia0", "/dev/kfd"))
+
+
+def _check_size(job: TorchrunJob, gpus_per_node: int) -> None:
+    """Raise UsageProblem for more ranks than a machine can start."""
+    per_node = job.spec.distributed.nproc_per_node
+    nodes, each = job.spec.num_nodes or 1, per_node if isinstance(per_node, int) else gpus_per_node
+    ranks = max(nodes * each, job.spec.num_gpus or 0)
+    most = max(_MOST_RANKS, 4 * (os.cpu_count() or 1))
+    if ranks > most:
+        raise UsageProblem(
+            f"The job has {ranks} ranks, but this machine runs at most {most}. Use fewer --nodes or"
+            " --gpus-per-node, or a cluster without --local."
+        )
 
 
 def _body(request: Request) -> JsonObject:

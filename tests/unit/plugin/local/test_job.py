@@ -45,6 +45,22 @@ def test_nodes_and_ranks(spec: dict[str, object], gpus: int | None, nodes: int, 
     assert resolve(job, queue).size.nodes == nodes
 
 
+@pytest.mark.parametrize(
+    ("spec", "gpus"),
+    [
+        ({"numNodes": 5000}, None),
+        ({"numNodes": 1}, 99999),
+        ({"numGPUs": 9000}, 8),
+        ({"numNodes": 2, "distributed": {"nprocPerNode": 1000}}, None),
+    ],
+)
+def test_more_ranks_than_a_machine_can_start_are_refused(
+    spec: dict[str, object], gpus: int | None
+) -> None:
+    with pytest.raises(UsageProblem, match=r"has \d+ ranks, but this machine runs at most"):
+        of_file(gpus, **spec)
+
+
 def test_fields_without_a_meaning_here_are_named() -> None:
     _, _, ignored = of_file(
         numNodes=1,
