@@ -1,6 +1,7 @@
 """Objects that were stored before a CEL rule existed: they can be suspended, and get a status."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from integration.bodies import dry_run, job, patch
-from integration.controller_process import eventually, install_crds
+from integration.controller_process import eventually
 from torchrun_cluster import LocalCluster
 
 CRD = Path(__file__).parents[2] / "manifests/crd/torchrunjobs.torchrun.ai.yaml"
@@ -38,18 +39,23 @@ VIOLATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def stored(cluster: LocalCluster) -> LocalCluster:
+def stored(cluster: LocalCluster) -> Iterator[LocalCluster]:
     """A control plane with objects from before the rules."""
     before = yaml.safe_load(CRD.read_text())
     _remove_rules(before)
-    cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(before))
+    apply = ("apply", "--server-side", "--force-conflicts", "-f")
+    cluster.kubectl(*apply, "-", stdin=json.dumps(before))
     cluster.kubectl("wait", "--for=condition=Established", f"crd/{before['metadata']['name']}")
+    first = job("first", numGPUs=8)
+    eventually("no rule is in effect", lambda: dry_run(cluster, first).returncode == 0)
     for name, spec in VIOLATIONS.items():
         cluster.kubectl("create", "-f", "-", stdin=json.dumps(job(name, **spec)))
-    install_crds(cluster)
+    # Not `install_crds`: other modules on this control plane may have called it before.
+    cluster.kubectl(*apply, str(CRD))
     new = job("new", numGPUs=8)
     eventually("the rules are in effect", lambda: dry_run(cluster, new).returncode != 0)
-    return cluster
+    yield cluster
+    cluster.kubectl("delete", "torchrunjobs", *VIOLATIONS, "--wait=false")
 
 
 def _remove_rules(schema: Any) -> None:
