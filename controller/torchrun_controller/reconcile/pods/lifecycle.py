@@ -9,9 +9,8 @@ from torchrun_api.status import WorkersStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.plan import Delete
 
-_FINISHED = frozenset({"Complete", "Failed"})
 # Conditions of a Job whose end is certain. The first two come before its pods have ended.
-_VERDICTS = frozenset({"FailureTarget", "SuccessCriteriaMet", *_FINISHED})
+_VERDICTS = frozenset({"FailureTarget", "SuccessCriteriaMet", "Complete", "Failed"})
 
 
 def count_workers(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
@@ -90,18 +89,10 @@ def delete_job(job: Job) -> Delete:
     return Delete.of(JOBS, job.metadata, resource_version=job.metadata.resource_version)
 
 
-def has_finished(job: Job) -> bool:
-    """Whether the Job is complete or has failed, and all its pods have ended."""
-    return not _FINISHED.isdisjoint(_true_conditions(job))
-
-
 def may_create_pods(job: Job) -> bool:
     """Whether the end of the Job is open. A pod on a lost node delays its end, not the verdict."""
-    return not job.metadata.terminating and _VERDICTS.isdisjoint(_true_conditions(job))
-
-
-def _true_conditions(job: Job) -> set[str]:
-    return {c.type for c in job.status.conditions if c.status == "True"}
+    conditions = {c.type for c in job.status.conditions if c.status == "True"}
+    return not job.metadata.terminating and _VERDICTS.isdisjoint(conditions)
 
 
 def alive(pod: Pod) -> bool:
