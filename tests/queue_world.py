@@ -78,6 +78,7 @@ class QueueWorld:
         self.jobs: list[TorchrunJob] = []
         self.kai: dict[str, KaiQueue] | None = {}
         self.installed = installed
+        self.defaults = DEFAULTS
         self.kai_users: tuple[TorchrunQueue, ...] = ()
         self.refused: dict[tuple[str, str], str] = {}
         self.kai_problem = NOT_SYNCED
@@ -105,13 +106,13 @@ class QueueWorld:
 
     def decide(self) -> QueuePlan:
         """One Plan, with the results of its trials."""
-        plan = reconcile_queue(self.observed(), self.now, DEFAULTS)
+        plan = reconcile_queue(self.observed(), self.now, self.defaults)
         if plan.trial is not None:
             assert self.queue is not None
             self.trials.append(plan.trial.body)
             status, message = self.trial_result
             self.verdict = TemplateCheck(self.queue.metadata.generation, status, message)
-            plan = reconcile_queue(self.observed(), self.now, DEFAULTS)
+            plan = reconcile_queue(self.observed(), self.now, self.defaults)
         assert plan.trial is None
         return plan
 

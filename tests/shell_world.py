@@ -34,7 +34,7 @@ from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.queue import ObservedQueue, QueuePlan, reconcile_queue
-from world import DEFAULTS, START, World
+from world import START, World
 
 T = TypeVar("T")
 
@@ -264,7 +264,7 @@ class ShellQueueWorld(QueueWorld):
         return (self.now - START).total_seconds() + self._attempts * _PAUSE
 
     def _decide(self, observed: ObservedQueue, now: datetime) -> QueuePlan:
-        self.plans.append(reconcile_queue(observed, now, DEFAULTS))
+        self.plans.append(reconcile_queue(observed, now, self.defaults))
         return self.plans[-1]
 
 

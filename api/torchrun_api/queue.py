@@ -236,7 +236,8 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
         ObjectName | None,
         Meta(
             description='Parent of the KAI queue. Default: "default" if that queue exists, '
-            'otherwise "default-parent-queue".'
+            'otherwise "default-parent-queue". Other parents require that the '
+            "controller's --kai-quota-namespaces lists the namespace."
         ),
     ] = None
     node_resources: NodeResources = NodeResources()

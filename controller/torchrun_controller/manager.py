@@ -351,6 +351,7 @@ def _defaults(settings: Settings) -> Defaults:
         runtime_image=settings.runtime_image,
         runtime_image_pull_policy=settings.runtime_image_pull_policy,
         etcd_endpoint=settings.etcd_endpoint,
+        kai_quota_namespaces=settings.kai_quota_namespaces,
         progress_url=settings.progress_url,
         docs_url=settings.docs_url,
     )

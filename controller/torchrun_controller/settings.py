@@ -58,6 +58,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     listen_port: int
     admit_by_nodes: bool
     cohort_namespaces: tuple[str, ...]
+    kai_quota_namespaces: tuple[str, ...]
     node_overhead: dict[str, int]
     etcd_endpoint: str  # "": jobs name their own
     progress_url: str  # "": workers do not report
@@ -147,6 +148,15 @@ OPTIONS: Final = (
         _NAMESPACES,
         "",
         "Namespaces whose queues can share a cohort. Empty: each namespace has its own cohorts.",
+    ),
+    Option(
+        _PODS,
+        "kai_quota_namespaces",
+        name_list,
+        _NAMESPACES,
+        "",
+        "Namespaces whose queues can set the quota, weight and parent of their KAI queues. Other "
+        "KAI queues have no guaranteed quota, a weight of at most 1 and the default parent.",
     ),
     Option(
         _CLUSTER,

@@ -56,7 +56,7 @@ def test_a_failed_gang_restarts_completely(space: Space):
 def test_the_quota_of_a_queue_is_the_limit_of_its_kai_queue(space: Space, cluster: Cluster):
     quota: JsonObject = {"gpus": 2 * gpus.PER_NODE}
     space.apply(gpus.gpu_queue("gpus", KAI, kaiQueue=space.name, quota=quota))
-    wait_kai_queue(space, "gpus", "Synced")
+    wait_kai_queue(space, "gpus", "NotAllowed")  # the quota is a limit, and no guarantee
     # Without a quota of its own, the controller admits its jobs at once.
     space.apply(gpus.gpu_queue("more", KAI, kaiQueue=space.name))
     wait_kai_queue(space, "more", "Shared")

@@ -130,6 +130,7 @@ ALL_VALUES = {
         "workers": 1000,
         "admitByNodes": False,
         "cohortNamespaces": "prod,research",
+        "kaiQuotaNamespaces": "research",
         "nodeOverhead": "cpu=2,memory=8Gi",
         "etcdEndpoint": "etcd.infra.svc:2379",
     },
@@ -166,6 +167,7 @@ def test_values_reach_their_fields(tmp_path: Path) -> None:
     assert variables["TORCHRUN_ADMIT_BY_NODES"] == "false"
     assert variables["TORCHRUN_NODE_OVERHEAD"] == "cpu=2,memory=8Gi"
     assert variables["TORCHRUN_COHORT_NAMESPACES"] == "prod,research"
+    assert variables["TORCHRUN_KAI_QUOTA_NAMESPACES"] == "research"
     assert variables["HTTPS_PROXY"] == "http://proxy.example.com"
     assert made["spec"]["replicas"] == 3
     assert made["metadata"]["name"] == "runs"

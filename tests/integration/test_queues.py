@@ -195,11 +195,11 @@ class TestKai:
         install(cluster, KAI_QUEUES)
         becomes(team, "KaiQueueReady", "ParentNotFound")
         self.make(team.api, "default-parent-queue")
-        becomes(team, "KaiQueueReady", "Synced")
+        assert "--kai-quota-namespaces" in becomes(team, "KaiQueueReady", "NotAllowed")["message"]
         kai_queue = team.has(f"{KAI}/{name}")
         assert kai_queue["metadata"]["annotations"]["torchrun.ai/queue"] == f"{team.name}/research"
         assert kai_queue["spec"]["parentQueue"] == "default-parent-queue"
-        gpu = {"quota": 16, "limit": 16, "overQuotaWeight": 2}
+        gpu = {"quota": 0, "limit": 16, "overQuotaWeight": 1}
         assert kai_queue["spec"]["resources"]["gpu"] == gpu
         assert kai_queue["spec"]["resources"]["memory"]["limit"] == 1074
         assert kai_queue["spec"]["resources"]["cpu"]["limit"] == -1
@@ -207,14 +207,14 @@ class TestKai:
     def test_the_kai_queue_is_updated_deleted_and_recreated(self, team: Team) -> None:
         first, second = f"{team.name}-a", f"{team.name}-b"
         team.make_queue(kaiQueue=first, quota={"gpus": 4})
-        becomes(team, "KaiQueueReady", "Synced")
+        becomes(team, "KaiQueueReady", "NotAllowed")
         edit(team, quota={"gpus": 8})
-        eventually("8", lambda: self.gpu_quota(team.api, first) == 8)
-        resources = {"gpu": {"quota": 99}}
+        eventually("8", lambda: self.gpu_limit(team.api, first) == 8)
+        resources = {"gpu": {"limit": 99}}
         team.api.patch(f"{KAI}/{first}", {"spec": {"resources": resources}})
-        eventually("8 again", lambda: self.gpu_quota(team.api, first) == 8)
+        eventually("8 again", lambda: self.gpu_limit(team.api, first) == 8)
         edit(team, kaiQueue=second)
-        eventually("the second", lambda: self.gpu_quota(team.api, second) == 8)
+        eventually("the second", lambda: self.gpu_limit(team.api, second) == 8)
         eventually("the first goes", lambda: team.api.get(f"{KAI}/{first}") is None)
         team.api.delete(path(team))
         eventually("the queue goes", lambda: queue(team) is None)
@@ -223,18 +223,18 @@ class TestKai:
     def test_two_namespaces_one_kai_queue(self, team: Team) -> None:
         name = f"{team.name}-shared"
         team.make_queue(kaiQueue=name, quota={"gpus": 4})
-        becomes(team, "KaiQueueReady", "Synced")
+        becomes(team, "KaiQueueReady", "NotAllowed")
         time.sleep(1.1)  # creation times have whole seconds
         younger = Team(team.api)
         younger.make_queue(kaiQueue=name, quota={"gpus": 400})
         found = becomes(younger, "KaiQueueReady", "Conflict")
         assert f"{team.name}/research" in found["message"]
-        assert self.gpu_quota(team.api, name) == 4
-        assert condition(team, "KaiQueueReady")["reason"] == "Synced"
+        assert self.gpu_limit(team.api, name) == 4
+        assert condition(team, "KaiQueueReady")["reason"] == "NotAllowed"
         uid = team.api.get(f"{KAI}/{name}")["metadata"]["uid"]
         team.api.delete(path(team))
-        becomes(younger, "KaiQueueReady", "Synced")
-        eventually("taken over", lambda: self.gpu_quota(team.api, name) == 400)
+        becomes(younger, "KaiQueueReady", "NotAllowed")
+        eventually("taken over", lambda: self.gpu_limit(team.api, name) == 400)
         assert team.api.get(f"{KAI}/{name}")["metadata"]["uid"] == uid
 
     def test_a_kai_queue_of_another_owner_is_used_unchanged(self, team: Team) -> None:
@@ -258,6 +258,6 @@ class TestKai:
         api.create(KAI, body)
 
     @staticmethod
-    def gpu_quota(api: Api, name: str) -> Any:
+    def gpu_limit(api: Api, name: str) -> Any:
         kai_queue = api.get(f"{KAI}/{name}")
-        return kai_queue and kai_queue["spec"]["resources"]["gpu"]["quota"]
+        return kai_queue and kai_queue["spec"]["resources"]["gpu"]["limit"]

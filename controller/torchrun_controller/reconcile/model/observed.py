@@ -201,10 +201,11 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 
 class Defaults(Struct, frozen=True, kw_only=True):
-    """Settings of the controller that apply to every job."""
+    """Settings of the controller that apply to every job or queue."""
 
     runtime_image: str
     runtime_image_pull_policy: str = "IfNotPresent"
     etcd_endpoint: str = ""  # host:port for jobs with rdzvBackend etcd that name none; "": none
+    kai_quota_namespaces: tuple[str, ...] = ()  # their queues set quota and parent of KAI queues
     progress_url: str = ""  # where workers report their progress; empty: they do not
     docs_url: str = ""  # the site of the documentation; empty: messages have no links

@@ -27,7 +27,7 @@ def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) 
         kai_plan = kai.KaiQueuePlan()
     else:
         kai_plan = kai.plan_kai_queue(
-            observed, idle=not any(jobs.needs_queue(job) for job in observed.jobs)
+            observed, defaults, idle=not any(jobs.needs_queue(job) for job in observed.jobs)
         )
     composed = status.compose(observed, check.condition, kai_plan, now)
     changed = composed != status.own_part(observed)

@@ -68,7 +68,7 @@ def _hides_kai_queue(observed: ObservedQueue) -> bool:
     if observed.kai is not None or (installed is not None and not installed.serves(KAI_QUEUES)):
         return False
     conditions = observed.queue.status.conditions
-    return any(c.type == kai.CONDITION and c.reason == kai.SYNCED for c in conditions)
+    return any(c.type == kai.CONDITION and c.reason in kai.WRITTEN for c in conditions)
 
 
 def _wait(observed: ObservedQueue, message: str, now: datetime) -> QueuePlan:

@@ -1,9 +1,11 @@
 """The KAI queue of a TorchrunQueue: scheduling.run.ai/v2 Queue, cluster-scoped.
 
 The oldest TorchrunQueue that names it owns it: an annotation records the owner, and the KAI queue
-is deleted with it. A KAI queue without that annotation is used, but never written. Sources:
-KAI 0.17, pkg/apis/scheduling/v2 (an unset amount is 0; a limit of 0 allows nothing; -1 is
-unlimited; CPU in millicores, memory in 10^6 bytes) and its queue webhook.
+is deleted with it. A KAI queue without that annotation is used, but never written. KAI queues take
+shares of the cluster from each other, so a setting lists the namespaces that decide on quota,
+weight and parent of theirs. Sources: KAI 0.17, pkg/apis/scheduling/v2 (an unset amount is 0; a
+limit of 0 allows nothing; -1 is unlimited; CPU in millicores, memory in 10^6 bytes) and its queue
+webhook.
 """
 
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ from torchrun_api.quantity import QuantityError, parse
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
+from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.queue import jobs
 from torchrun_controller.reconcile.queue.model import ObservedQueue
@@ -32,6 +35,9 @@ UNLIMITED = -1
 MEGABYTE = 10**6
 NOT_INSTALLED = "KaiNotInstalled"
 SYNCED = "Synced"
+NOT_A_LEAF = "NotALeaf"
+NOT_ALLOWED = "NotAllowed"
+WRITTEN = (SYNCED, NOT_A_LEAF, NOT_ALLOWED)  # reasons of a KAI queue that the controller wrote
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -47,9 +53,9 @@ class KaiQueuePlan(Struct, frozen=True, kw_only=True):
     usable: bool = True
 
 
-def plan_kai_queue(observed: ObservedQueue, *, idle: bool) -> KaiQueuePlan:
+def plan_kai_queue(observed: ObservedQueue, defaults: Defaults, *, idle: bool) -> KaiQueuePlan:
     """Create or update the KAI queue; once `idle`, delete one of a former name."""
-    plan = _plan(observed)
+    plan = _plan(observed, defaults)
     former_queues = _former(observed)
     refusals = {queue.metadata.name: observed.refused.get(key(queue)) for queue in former_queues}
     problems = "; ".join(f"{name}: {why}" for name, why in refusals.items() if why is not None)
@@ -63,7 +69,7 @@ def plan_kai_queue(observed: ObservedQueue, *, idle: bool) -> KaiQueuePlan:
     return plan
 
 
-def _plan(observed: ObservedQueue) -> KaiQueuePlan:
+def _plan(observed: ObservedQueue, defaults: Defaults) -> KaiQueuePlan:
     name = observed.queue.spec.kai_queue
     if name is None:
         return KaiQueuePlan()
@@ -84,7 +90,7 @@ def _plan(observed: ObservedQueue) -> KaiQueuePlan:
                 sentence(f"KAI queues cannot be read: {observed.kai_problem}"),
             )
         )
-    return _plan_named(observed, name, observed.kai)
+    return _plan_named(observed, name, observed.kai, defaults)
 
 
 def find_removable(observed: ObservedQueue) -> tuple[KaiQueue, ...]:
@@ -111,7 +117,7 @@ def _owned(observed: ObservedQueue) -> list[KaiQueue]:
 
 
 def _plan_named(
-    observed: ObservedQueue, name: str, kai_queues: dict[str, KaiQueue]
+    observed: ObservedQueue, name: str, kai_queues: dict[str, KaiQueue], defaults: Defaults
 ) -> KaiQueuePlan:
     queue, kai_queue = observed.queue, kai_queues.get(name)
     sharing = (user for user in observed.kai_users if user.spec.kai_queue == name)
@@ -132,17 +138,27 @@ def _plan_named(
     if refusal is not None:
         condition = _condition("False", "Rejected", refusal)
         return KaiQueuePlan(condition=condition, usable=kai_queue is not None)
+    is_allowed = queue.metadata.namespace in defaults.kai_quota_namespaces
     try:
-        resources = _resources(queue.spec)
+        amounts = _amounts(queue.spec)
     except QuantityError as error:
         return KaiQueuePlan(
             condition=_condition("False", "InvalidSpec", f"spec.quota is invalid: {error}.")
         )
-    parent = _parent(queue.spec, kai_queue, kai_queues)
+    refused_fields = () if is_allowed else _cluster_fields(queue.spec, amounts)
+    if "kaiQueue" in refused_fields:
+        condition = _condition("False", NOT_ALLOWED, _describe_refused(queue, refused_fields))
+        return KaiQueuePlan(condition=condition)
+    wanted_parent = queue.spec.parent_kai_queue
+    if "parentKaiQueue" in refused_fields:
+        wanted_parent = None
+    parent = wanted_parent or _default_parent(kai_queue, kai_queues)
     if parent not in kai_queues:
-        return KaiQueuePlan(
-            condition=_condition("False", "ParentNotFound", _describe_parent(queue, parent))
-        )
+        message = _describe_parent(wanted_parent)
+        if refused_fields:
+            message += f" {_describe_refused(queue, refused_fields)}"
+        return KaiQueuePlan(condition=_condition("False", "ParentNotFound", message))
+    resources = _resources(queue.spec, amounts, is_allowed=is_allowed)
     spec: JsonObject = {"parentQueue": parent, "resources": resources}
     up_to_date = (
         kai_queue is not None
@@ -151,7 +167,7 @@ def _plan_named(
     )
     uid = kai_queue.metadata.uid if kai_queue is not None else ""
     return KaiQueuePlan(
-        condition=_ready_condition(observed, name, kai_queues),
+        condition=_ready_condition(observed, name, kai_queues, refused_fields),
         apply=None if up_to_date else Apply(KAI_QUEUES, _body(queue, name, spec), uid),
     )
 
@@ -176,13 +192,16 @@ def _conflict(name: str, owner: str) -> KaiQueuePlan:
 
 
 def _ready_condition(
-    observed: ObservedQueue, name: str, kai_queues: dict[str, KaiQueue]
+    observed: ObservedQueue,
+    name: str,
+    kai_queues: dict[str, KaiQueue],
+    refused_fields: tuple[str, ...],
 ) -> ConditionUpdate:
     children = sorted(child for child, q in kai_queues.items() if q.spec.get("parentQueue") == name)
     if children:
         return _condition(
             "False",
-            "NotALeaf",
+            NOT_A_LEAF,
             f"KAI queue {name} is the parent of {', '.join(children[:5])}. KAI schedules pods only"
             " in queues without children. Choose another spec.kaiQueue.",
         )
@@ -199,25 +218,47 @@ def _ready_condition(
             " KAI does not schedule the pods of this queue. Set scheduling.scheduler to"
             f" {KAI.api.pod_scheduler}."
         )
+    if refused_fields:
+        message = _describe_refused(observed.queue, refused_fields)
+        return _condition("False", NOT_ALLOWED, f"{message}{note}")
     return _condition("True", SYNCED, f"KAI queue {name} is up to date.{note}")
 
 
-def _parent(
-    spec: TorchrunQueueSpec, kai_queue: KaiQueue | None, kai_queues: dict[str, KaiQueue]
-) -> str:
-    """Return the parent of the spec, else the present one, else the first default that exists."""
+def _cluster_fields(spec: TorchrunQueueSpec, amounts: dict[str, int]) -> tuple[str, ...]:
+    """Return the fields with which a KAI queue takes shares of others: an administrator's choice.
+
+    A queue that has the name of a default parent would become the parent of all others.
+    """
+    fields = {
+        "kaiQueue": spec.kai_queue in PARENTS,
+        "parentKaiQueue": spec.parent_kai_queue not in (None, *PARENTS),
+        "quota": any(amounts.values()),
+        "weight": spec.weight is not None and spec.weight > 1,
+    }
+    return tuple(name for name, is_set in fields.items() if is_set)
+
+
+def _describe_refused(queue: TorchrunQueue, refused_fields: tuple[str, ...]) -> str:
+    """Return what becomes of the fields, and which setting allows them."""
+    namespace, fields = queue.metadata.namespace, ", ".join(f"spec.{f}" for f in refused_fields)
+    limit = " spec.quota is a limit and no guarantee." if "quota" in refused_fields else ""
+    return (
+        f"Namespace {namespace} may not set {fields} of KAI queue {queue.spec.kai_queue}.{limit}"
+        " An administrator can list the namespace in --kai-quota-namespaces of the controller"
+        " (chart: settings.kaiQuotaNamespaces)."
+    )
+
+
+def _default_parent(kai_queue: KaiQueue | None, kai_queues: dict[str, KaiQueue]) -> str:
+    """Return the present parent if it is a default one, else the first default that exists."""
     current_parent = str(kai_queue.spec.get("parentQueue", "")) if kai_queue is not None else ""
     default = next((parent for parent in PARENTS if parent in kai_queues), PARENTS[-1])
     keeps_parent = current_parent in PARENTS and current_parent in kai_queues
-    return spec.parent_kai_queue or (current_parent if keeps_parent else default)
+    return current_parent if keeps_parent else default
 
 
-def _resources(spec: TorchrunQueueSpec) -> JsonObject:
-    """Return spec.resources of the KAI queue. Raises QuantityError.
-
-    A quota without a cohort is a limit too: such a queue borrows nothing. A resource without a
-    quota is set to unlimited, since KAI takes an unset amount as 0.
-    """
+def _amounts(spec: TorchrunQueueSpec) -> dict[str, int]:
+    """Return the quota in KAI's units. Raises QuantityError."""
     quota = spec.quota
     amounts: dict[str, int] = {}
     if quota is not None and quota.gpus is not None:
@@ -226,10 +267,22 @@ def _resources(spec: TorchrunQueueSpec) -> JsonObject:
         amounts["cpu"] = ceil(parse(quota.cpu) * 1000)
     if quota is not None and quota.memory is not None:
         amounts["memory"] = ceil(parse(quota.memory) / MEGABYTE)
+    return amounts
+
+
+def _resources(spec: TorchrunQueueSpec, amounts: dict[str, int], *, is_allowed: bool) -> JsonObject:
+    """Return spec.resources of the KAI queue.
+
+    A quota without a cohort is a limit too: such a queue borrows nothing. A resource without a
+    quota is set to unlimited, since KAI takes an unset amount as 0. A queue that is not allowed to
+    take from others has no guaranteed quota and a weight of at most 1: it uses what is idle.
+    """
     weight = 1 if spec.weight is None else spec.weight
+    if not is_allowed:
+        weight = min(weight, 1)
     return {
         resource: {
-            "quota": amounts.get(resource, UNLIMITED),
+            "quota": amounts.get(resource, UNLIMITED) if is_allowed else 0,
             "limit": UNLIMITED if spec.cohort else amounts.get(resource, UNLIMITED),
             "overQuotaWeight": weight,
         }
@@ -237,11 +290,11 @@ def _resources(spec: TorchrunQueueSpec) -> JsonObject:
     }
 
 
-def _describe_parent(queue: TorchrunQueue, parent: str) -> str:
-    if queue.spec.parent_kai_queue:
+def _describe_parent(wanted_parent: str | None) -> str:
+    if wanted_parent:
         return (
-            f"KAI queue {parent} (spec.parentKaiQueue) does not exist. Create it or set another"
-            " one."
+            f"KAI queue {wanted_parent} (spec.parentKaiQueue) does not exist. Create it or set"
+            " another one."
         )
     return (
         f"No parent KAI queue exists ({' or '.join(PARENTS)}). Create one or set"

@@ -9,13 +9,17 @@ from queue_world import KAI, NOTHING, QueueWorld, a_job, kai_queue, make_trq
 from torchrun_api import names
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.queue import QueuePlan
+from world import DEFAULTS
 
 QUOTA = {"gpus": 16, "cpu": "1500m", "memory": "1Gi"}
 UNLIMITED = {"quota": -1, "limit": -1, "overQuotaWeight": 1}
+ALLOWED = replace(DEFAULTS, kai_quota_namespaces=("other", "ml"))
 
 
 def world_of(*, parents: tuple[str, ...] = ("default-parent-queue",), **spec: Any) -> QueueWorld:
+    """A queue of a namespace that may set the quota, weight and parent of its KAI queue."""
     world = QueueWorld(make_trq(**{"kaiQueue": "training", **spec}), KAI)
+    world.defaults = ALLOWED
     assert world.kai is not None
     world.kai.update({name: kai_queue(name) for name in parents})
     return world
@@ -89,6 +93,67 @@ def test_a_changed_quota_is_passed_on():
     assert kai_of(world).metadata.uid == uid
 
 
+IDLE_ONLY = {"quota": 0, "limit": -1, "overQuotaWeight": 1}
+
+
+@pytest.mark.parametrize(
+    ("spec", "refused", "parent", "gpu"),
+    [
+        ({}, "", "default", IDLE_ONLY),
+        ({"parentKaiQueue": "default"}, "", "default", IDLE_ONLY),
+        (
+            {"parentKaiQueue": "default-parent-queue"},
+            "",
+            "default-parent-queue",
+            IDLE_ONLY,
+        ),
+        ({"parentKaiQueue": "team-b"}, "spec.parentKaiQueue", "default", IDLE_ONLY),
+        ({"weight": 0}, "", "default", {**IDLE_ONLY, "overQuotaWeight": 0}),
+        ({"weight": 1000}, "spec.weight", "default", IDLE_ONLY),
+        ({"quota": {"gpus": 0}}, "", "default", {**IDLE_ONLY, "limit": 0}),
+        ({"quota": {"gpus": 64}}, "spec.quota", "default", {**IDLE_ONLY, "limit": 64}),
+        ({"quota": {"cpu": "64"}, "cohort": "all"}, "spec.quota", "default", IDLE_ONLY),
+        (
+            {"quota": {"gpus": 64}, "weight": 2, "parentKaiQueue": "team-b"},
+            "spec.parentKaiQueue, spec.quota, spec.weight",
+            "default",
+            {**IDLE_ONLY, "limit": 64},
+        ),
+    ],
+)
+def test_only_allowed_namespaces_take_from_other_kai_queues(
+    spec: dict[str, Any], refused: str, parent: str, gpu: dict[str, int]
+):
+    world = world_of(parents=("default", "default-parent-queue", "team-b"), **spec)
+    world.settle()
+    assert world.condition("KaiQueueReady").reason == "Synced"
+    world.defaults = DEFAULTS
+    world.settle()
+    created = kai_of(world)
+    assert (created.spec["parentQueue"], created.spec["resources"]["gpu"]) == (parent, gpu)
+    condition = world.condition("KaiQueueReady")
+    if not refused:
+        assert condition.reason == "Synced"
+        return
+    assert (condition.status, condition.reason) == ("False", "NotAllowed")
+    assert f"Namespace ml may not set {refused} of KAI queue training." in condition.message
+    assert "--kai-quota-namespaces" in condition.message
+    assert ("is a limit" in condition.message) is ("quota" in spec)
+    assert world.condition("Ready").status == "True", "the queue goes on"
+    assert world.reasons() == ["NotAllowed"]
+
+
+def test_a_queue_does_not_become_the_parent_of_others_unless_it_is_allowed():
+    world = world_of(kaiQueue="default")
+    world.defaults = DEFAULTS
+    world.settle()
+    assert "default" not in (world.kai or ())
+    assert "may not set spec.kaiQueue" in world.condition("KaiQueueReady").message
+    world.defaults = ALLOWED
+    world.settle()
+    assert kai_of(world, "default").spec["parentQueue"] == "default-parent-queue"
+
+
 class TestParents:
     """The parent queue: the configured one, or the first existing default."""
 
@@ -126,6 +191,14 @@ class TestParents:
         world.kai.update(mine=kai_queue("mine"), default=kai_queue("default"))
         world.settle()
         assert world.condition("KaiQueueReady").status == "True"
+
+    def test_a_missing_default_for_a_parent_that_is_not_allowed(self):
+        world = world_of(parents=("team-b",), parentKaiQueue="team-b")
+        world.defaults = DEFAULTS
+        world.settle()
+        message = world.condition("KaiQueueReady").message
+        assert "default or default-parent-queue" in message
+        assert "may not set spec.parentKaiQueue" in message
 
 
 def test_kai_can_be_installed_later():
@@ -284,6 +357,19 @@ class TestRemoval:
         world.delete()
         world.settle()
         assert "cannot list" in world.condition("Ready").message
+
+    @pytest.mark.parametrize("reason", ["Synced", "NotAllowed", "NotALeaf"])
+    def test_each_state_with_a_kai_queue_waits(self, reason: str):
+        world = world_of(weight=2)
+        world.defaults = DEFAULTS if reason == "NotAllowed" else ALLOWED
+        if reason == "NotALeaf":
+            world.kai["child"] = kai_queue("child", parentQueue="training")
+        world.settle()
+        assert world.condition("KaiQueueReady").reason == reason
+        world.kai = None
+        world.delete()
+        world.settle()
+        assert "cannot be removed" in world.condition("Ready").message
 
     def test_kai_is_uninstalled(self):
         world = world_of()

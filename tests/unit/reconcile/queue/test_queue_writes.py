@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import pytest
+from msgspec.structs import replace
 
 from queue_world import KAI, a_job, kai_queue, make_trq
 from shell_world import GOLDEN, ShellQueueWorld, Shortener, as_documents, compare
+from world import DEFAULTS
 
 
 def plain() -> ShellQueueWorld:
@@ -25,6 +27,7 @@ def with_everything() -> ShellQueueWorld:
         scheduling={"scheduler": "kai-scheduler"},
     )
     world = ShellQueueWorld(queue, KAI)
+    world.defaults = replace(DEFAULTS, kai_quota_namespaces=("ml",))
     assert world.kai is not None
     world.kai["default"] = kai_queue("default")
     world.jobs = [a_job("run", "Running", gang=True), a_job("waits")]
