@@ -53,6 +53,7 @@ _GROUP = _object(
         minMember=_COUNT,
         queue=_TEXT,
         priorityClassName=_TEXT,
+        preemptibility=_TEXT,
         topologyConstraint=_object(
             topology=_TEXT, requiredTopologyLevel=_TEXT, preferredTopologyLevel=_TEXT
         ),

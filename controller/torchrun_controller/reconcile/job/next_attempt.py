@@ -251,7 +251,13 @@ def _build_gang(context: Context) -> NewGang:
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )
     objects = build_gang_objects(
-        observed.job, observed.queue, observed.cluster.installed, spec, attempt, jobs
+        observed.job,
+        observed.queue,
+        observed.cluster.installed,
+        spec,
+        attempt,
+        jobs,
+        context.defaults.kai_quota_namespaces,
     )
     applies = (
         *missing_checkpoints(observed.job, observed.workspace, spec),

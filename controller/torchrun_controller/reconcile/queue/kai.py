@@ -27,9 +27,9 @@ from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.queue import jobs
 from torchrun_controller.reconcile.queue.model import ObservedQueue
-from torchrun_controller.reconcile.schedulers.kai import KAI
+from torchrun_controller.reconcile.schedulers.kai import KAI, NOT_MANAGED, QUEUE_CONDITION
 
-CONDITION = "KaiQueueReady"
+CONDITION = QUEUE_CONDITION
 PARENTS = ("default", "default-parent-queue")
 UNLIMITED = -1
 MEGABYTE = 10**6
@@ -131,7 +131,7 @@ def _plan_named(
                 f"KAI queue {name} is not managed by this controller. It is used unchanged; the"
                 " quota and weight of this TorchrunQueue do not apply to it."
             )
-            return KaiQueuePlan(condition=_condition("True", "NotManaged", message))
+            return KaiQueuePlan(condition=_condition("True", NOT_MANAGED, message))
         if owner != identity_of(queue) and not _is_watched(observed, owner):
             return _conflict(name, owner)
     refusal = observed.refused.get((KAI_QUEUES.resource, name))

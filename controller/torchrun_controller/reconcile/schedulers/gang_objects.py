@@ -22,6 +22,7 @@ def build_gang_objects(
     run: ResolvedSpec,
     attempt: int,
     child_jobs: tuple[Apply, ...],
+    kai_quota_namespaces: tuple[str, ...],
 ) -> tuple[Apply, ...]:
     """Return the groups of a gang and then its Jobs: the group of a pod must exist first.
 
@@ -33,6 +34,7 @@ def build_gang_objects(
     choice = choose(queue, installed, job)
     templates = [_object(_object(child.body, "spec"), "template") for child in child_jobs]
     gang = _build_gang(job, queue, installed, run, attempt, child_jobs[-1].name, *templates)
+    gang = replace(gang, kai_quota=queue.metadata.namespace in kai_quota_namespaces)
     build = SCHEDULERS[choice.gang].build
     objects = [build(replace(gang, template=template)) for template in templates]
     patched_jobs = (

@@ -2,6 +2,9 @@
 
 KAI 0.15 or newer honours the annotation that disables its podgrouper for a pod. The topology is in
 the PodGroup: only the podgrouper reads the annotations kai.scheduler/topology*.
+
+KAI runs jobs that cannot be preempted, by default those with a priority of 100 or more, only within
+the guaranteed quota of their queue (docs/priority of KAI 0.12).
 """
 
 from torchrun_api.admission import Topology
@@ -9,6 +12,7 @@ from torchrun_api.core import SchedulingGroup
 from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_QUEUES, KAI_TOPOLOGIES, Kind
+from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -16,6 +20,7 @@ from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 KAI_POD_GROUPS = Kind("scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", SchedulingGroup)
 # The installation of KAI creates this queue.
 DEFAULT_QUEUE = "default-queue"
+QUEUE_CONDITION, NOT_MANAGED = "KaiQueueReady", "NotManaged"  # of a TorchrunQueue
 _QUEUE_LABEL = "kai.scheduler/queue"
 _SKIP = "kai.scheduler/skip-podgrouper"
 _GROUP_NAME = "pod-group-name"
@@ -27,6 +32,8 @@ def build(gang: Gang) -> GangObjects:
     spec: JsonObject = {"minMember": gang.least, "queue": queue}
     if gang.priority_class_name:
         spec["priorityClassName"] = gang.priority_class_name
+    if not gang.kai_quota and _is_managed(gang.queue):
+        spec["preemptibility"] = "preemptible"
     if gang.topology is not None:
         spec["topologyConstraint"] = _constraint(gang.topology, gang.installed.topologies)
     meta = gang.metadata()
@@ -45,6 +52,12 @@ def build(gang: Gang) -> GangObjects:
         job={"metadata": {"annotations": skip}},
         template={"metadata": {**in_queue, "annotations": {_GROUP_NAME: gang.name, **skip}}},
     )
+
+
+def _is_managed(queue: TorchrunQueue) -> bool:
+    """Whether the controller writes the KAI queue, instead of KAI or an administrator."""
+    reasons = {c.type: c.reason for c in queue.status.conditions}
+    return bool(queue.spec.kai_queue) and reasons.get(QUEUE_CONDITION) != NOT_MANAGED
 
 
 def _constraint(topology: Topology, topologies: tuple[str, ...]) -> JsonObject:

@@ -25,7 +25,7 @@ class Gang(Struct, frozen=True, kw_only=True):
 
     `least` is the number of pods that must be scheduled together: all pods, or minNodes of an
     elastic job. `parts` are the templates of these pods with their numbers; a gang with a head has
-    two.
+    two. `kai_quota`: the namespace may give its KAI queues a quota.
     """
 
     job: TorchrunJob
@@ -38,6 +38,7 @@ class Gang(Struct, frozen=True, kw_only=True):
     parts: tuple[tuple[JsonObject, int], ...]
     topology: Topology | None
     installed: Installed
+    kai_quota: bool = False
 
     @property
     def priority_class_name(self) -> str:

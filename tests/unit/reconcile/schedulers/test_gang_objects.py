@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from shell_world import GOLDEN, ShellWorld, compare
 from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
+from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.schedulers.choice import choose
 from torchrun_controller.reconcile.schedulers.coscheduling import COSCHEDULING_POD_GROUPS
@@ -17,7 +18,7 @@ from torchrun_controller.reconcile.schedulers.native import NATIVE_GROUPS
 from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
 from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
-from world import World, make_job, make_queue
+from world import DEFAULTS, World, make_job, make_queue
 
 ZONE, RACK = "topology.kubernetes.io/zone", "example.com/rack"
 NEAR = {"required": ZONE, "preferred": RACK}
@@ -136,6 +137,31 @@ def scheduled(job: Any) -> Any:
 def test_objects_for_each_scheduler(name, pytestconfig):
     text = yaml.safe_dump_all(shown(CASES[name]), sort_keys=False, width=100)
     compare(text, GOLDEN / "gangs" / f"{name}.yaml", pytestconfig)
+
+
+@pytest.mark.parametrize(
+    ("queue", "listed", "reason", "preemptibility"),
+    [
+        ({"kaiQueue": "training"}, (), "Synced", "preemptible"),
+        ({"kaiQueue": "training"}, (), None, "preemptible"),
+        ({"kaiQueue": "training"}, ("other",), "NotAllowed", "preemptible"),
+        ({"kaiQueue": "training"}, ("ml",), "Synced", None),
+        ({"kaiQueue": "theirs"}, (), "NotManaged", None),
+        ({}, (), None, None),
+    ],
+)
+def test_kai_may_preempt_the_jobs_of_a_queue_without_quota(
+    queue: dict[str, Any], listed: tuple[str, ...], reason: str | None, preemptibility: str | None
+):
+    """Else it would never run those of a priority of 100 or more."""
+    world = world_of({"gang": "kai", "priorityClassName": "high"}, queue_=queue)
+    world.defaults = replace(DEFAULTS, kai_quota_namespaces=listed)
+    if reason is not None:
+        condition = Condition(type="KaiQueueReady", status="True", reason=reason)
+        status = replace(world.queue.status, conditions=(condition,))
+        world.queue = replace(world.queue, status=status)
+    (group,) = (made for made in shown(world) if made.get("kind") == "PodGroup")
+    assert group["spec"].get("preemptibility") == preemptibility
 
 
 # The choice
