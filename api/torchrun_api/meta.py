@@ -106,6 +106,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     delivery: str = field(default="", name="torchrun.ai/delivery")
     claim_node: str = field(default="", name="torchrun.ai/claim-node")
     claim_uid: str = field(default="", name="torchrun.ai/claim-uid")
+    first_pod: str = field(default="", name="torchrun.ai/first-pod")
     setup_key: str = field(default="", name="torchrun.ai/setup-key")
     generation: str = field(default="", name="torchrun.ai/generation")
     state: str = field(default="", name="torchrun.ai/state")

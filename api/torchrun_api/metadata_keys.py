@@ -255,6 +255,13 @@ METADATA_KEYS = (
         "UID of the workspace PVC that existed when the pod was created.",
     ),
     _annotation(
+        names.FIRST_POD,
+        "workspace PVC",
+        _BY_CONTROLLER,
+        (CONTROLLER,),
+        "The sync or serve pod that was created with the PVC.",
+    ),
+    _annotation(
         names.SETUP_KEY,
         "setup pod",
         _BY_CONTROLLER,

@@ -104,6 +104,8 @@ DELIVERY = f"{GROUP}/delivery"
 CLAIM_NODE = f"{GROUP}/claim-node"
 # Annotation of a sync, serve or setup pod: the UID of its PVC, if that existed before the pod.
 CLAIM_UID = f"{GROUP}/claim-uid"
+# Annotation of a workspace PVC: the sync pod that was created with it, and so has no UID of it.
+FIRST_POD = f"{GROUP}/first-pod"
 # Audience of the tokens that workers send to it.
 WORKSPACE_AUDIENCE = f"{GROUP}/workspace"
 

@@ -16,9 +16,14 @@ STATE_DIR = "/torchrun-state"
 STATE_SUBPATH = "state"
 
 
-def claim(job: TorchrunJob, source: VolumeSource, component: str) -> Apply:
-    """Return a PVC. A retained one has no owner: garbage collection would delete it."""
+def claim(job: TorchrunJob, source: VolumeSource, component: str, first_pod: str = "") -> Apply:
+    """Return a PVC. A retained one has no owner: garbage collection would delete it.
+
+    `first_pod` is the pod that is created with it, if one is.
+    """
     meta = metadata(job, source.name, component)
+    if first_pod:
+        meta["annotations"] = {names.FIRST_POD: first_pod}
     if source.retain:
         del meta["ownerReferences"]
         object_at(meta, "labels")[names.RETAINED_LABEL] = job.metadata.name

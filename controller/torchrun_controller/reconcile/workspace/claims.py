@@ -42,14 +42,14 @@ def _find_modes(source: VolumeSource, claims: tuple[PersistentVolumeClaim, ...])
 def is_of_former_claim(pod: Pod, claim: PersistentVolumeClaim | None) -> bool:
     """Whether what the pod wrote was deleted with a former PVC of this name.
 
-    A pod that was created with its PVC does not record the UID. It is older than a later PVC.
+    A pod that was created with its PVC does not record the UID: the PVC records the pod. Their
+    times say nothing, because they can come from two API servers.
     """
-    if claim is None:
+    if claim is None or pod.metadata.annotations.delivery == "ephemeral":
         return False
     if uid := pod.metadata.annotations.claim_uid:
         return uid != claim.metadata.uid
-    claim_time, pod_time = claim.metadata.creation_timestamp, pod.metadata.creation_timestamp
-    return claim_time is not None and pod_time is not None and pod_time < claim_time
+    return pod.metadata.name != claim.metadata.annotations.first_pod
 
 
 def usable_base(workspace: ObservedWorkspace) -> str:

@@ -119,7 +119,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         return Workspace(
             state=SyncState.SYNCING,
             why=Reason("SyncPodStarting", f"Creating PVC {source.name} and a sync pod."),
-            applies=(claim(job, source, names.WORKSPACE), pod),
+            applies=(claim(job, source, names.WORKSPACE, pod.name), pod),
             deletes=(*oldest_pods, *cleanup.end_pods(workspace.setup_pods)),
         )
 

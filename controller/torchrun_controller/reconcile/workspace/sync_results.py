@@ -19,7 +19,7 @@ def find_complete_pods(
 ) -> list[Pod]:
     """Return sync pods that succeeded and pods that serve, with this kind of storage if given.
 
-    Results that are older than the present PVC were deleted with the former one.
+    What was written to a former PVC was deleted with it.
     """
     claim = claims.find_claim(workspace.claims, names.workspace_claim(job.metadata.name))
     return [

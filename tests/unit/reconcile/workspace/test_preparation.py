@@ -1,5 +1,7 @@
 """The workspace: a PVC and the sync pod that fills it before the first gang."""
 
+from datetime import timedelta
+
 import pytest
 from msgspec.structs import replace
 
@@ -227,6 +229,40 @@ def test_a_lost_claim_is_recreated_and_filled(delivery, kind, phase):
     world.settle()
     assert world.created[-2:] == [(CLAIMS.plural, "train-workspace"), (PODS.plural, name)]
     assert live_sync_pods(world) == [name]
+
+
+def take_claim_time_from_another_server(world: World, pod: str, skew: int) -> None:
+    key = (CLAIMS.plural, "train-workspace")
+    claim, pod_meta = world.objects[key], world.objects[PODS.plural, pod].metadata
+    claim_time = pod_meta.creation_timestamp + timedelta(seconds=skew)
+    meta = replace(claim.metadata, creation_timestamp=claim_time)
+    world.objects[key] = replace(claim, metadata=meta)
+
+
+@pytest.mark.parametrize("skew", [-2, 0, 2])
+@pytest.mark.parametrize(
+    ("delivery", "pod", "is_lost", "phase"),
+    [
+        ("shared", "train-sync-0", False, "Queued"),
+        ("direct", "train-serve-0", False, "Queued"),
+        ("shared", "train-sync-0", True, "Syncing"),
+    ],
+)
+def test_clocks_do_not_decide_to_which_claim_a_result_belongs(delivery, pod, is_lost, phase, skew):
+    """The times of a PVC and a pod can come from two API servers, `skew` seconds apart."""
+    volumes = {"workspace": {"source": "zip", "delivery": delivery}}
+    world = World(make_job(numNodes=1, volumes=volumes), make_queue())
+    world.settle()
+    if delivery == "direct":
+        world.serves()
+    else:
+        world.sync_done()
+    if is_lost:
+        del world.objects[CLAIMS.plural, "train-workspace"]
+        world.step()
+    take_claim_time_from_another_server(world, pod, skew)
+    world.settle()
+    assert world.phase == phase
 
 
 def test_the_content_of_a_lost_claim_is_synced_by_the_next_pod():
