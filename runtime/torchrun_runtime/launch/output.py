@@ -18,7 +18,7 @@ TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"  # RFC 3339 in UTC with microseconds
 
 STDERR = 2
 _READER_MILLISECONDS = 2000  # for a reader of a full pipe
-_is_stalled = False
+_unread: set[int] = set()  # streams whose pipe was full for so long
 # Called with the stream and the bytes of all output of the launcher.
 copies: list[Callable[[int, bytes], None]] = []
 
@@ -34,24 +34,28 @@ def say(text: str, *, copied: bool = True) -> None:
 
 
 def write_log(data: bytes, *, copied: bool = True) -> None:
-    """Write complete lines; without them if nobody reads stderr for some seconds.
+    """Write complete lines to stderr as `write_lines`, and to `copies`."""
+    write_lines(STDERR, data)
+    for copy in copies if copied else ():
+        copy(STDERR, data)
+
+
+def write_lines(stream: int, data: bytes) -> None:
+    """Write complete lines to a file descriptor; without them if nobody reads it for some seconds.
 
     Does not use sys.stderr: a signal handler must not enter its buffer a second time.
     """
-    global _is_stalled
     view = memoryview(data)
     poller = select.poll()
-    poller.register(STDERR, select.POLLOUT)
+    poller.register(stream, select.POLLOUT)
     with suppress(OSError):
         while view:
-            if not poller.poll(0 if _is_stalled else _READER_MILLISECONDS):
-                _is_stalled = True  # the end of the ranks must not wait for a reader
+            if not poller.poll(0 if stream in _unread else _READER_MILLISECONDS):
+                _unread.add(stream)  # the end of the program must not wait for a reader
                 break
-            _is_stalled = False
+            _unread.discard(stream)
             # A pipe that is ready takes so many bytes at once.
-            view = view[os.write(STDERR, view[: select.PIPE_BUF]) :]
-    for copy in copies if copied else ():
-        copy(STDERR, data)
+            view = view[os.write(stream, view[: select.PIPE_BUF]) :]
 
 
 def timestamp(seconds: float | None = None) -> str:

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(settings, fault.reason, fault.message, fault.permanent)
     except Exception as error:
         # The condition of the job shows this message; a traceback would not help its user.
-        traceback.print_exc()
+        log("bug", "error", traceback=traceback.format_exc())
         message = (
             f"The sync pod failed because of a bug: {error!r}. Read its log and report the bug."
         )

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,12 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchrun_runtime.launch.output import write_lines
+
 if TYPE_CHECKING:
     from torchrun_api.json import JsonObject, JsonValue
 
 _KUBELET_BYTES = 4096  # what the kubelet keeps of a termination message
 _MESSAGE_CHARACTERS = 1500
 _RARE_SECONDS = 60.0
+_STDOUT = 1
+_lock = threading.Lock()
 
 
 def now() -> str:
@@ -25,10 +29,10 @@ def now() -> str:
 
 
 def log(event: str, level: str = "info", /, **fields: "JsonValue") -> None:
-    """Print one JSON object on a line."""
+    """Print one JSON object on a line; without it if nobody reads stdout for some seconds."""
     line = json.dumps({"time": now(), "level": level, "event": event, **fields})
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    with _lock:  # two threads may not use the same free space of the pipe
+        write_lines(_STDOUT, f"{line}\n".encode())
 
 
 class RareLog:

@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,6 +36,20 @@ def measured() -> dict[str, str]:
         return {}
     data = os.environ.get("COVERAGE_FILE", str(ROOT / ".coverage"))
     return {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml"), "COVERAGE_FILE": data}
+
+
+@contextmanager
+def unread_pipe() -> Iterator[int]:
+    """The end to write of a full pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+    os.close(writer)
 
 
 @dataclass

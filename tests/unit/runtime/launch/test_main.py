@@ -1,6 +1,5 @@
 """What the program of a container does beside running a command."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.runtime.launching import FOLDER, Launcher
+from unit.runtime.launching import FOLDER, Launcher, unread_pipe
 
 pytestmark = pytest.mark.long  # processes
 
@@ -97,18 +96,11 @@ def test_the_end_waits_for_no_reader_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     environment = {**os.environ, "TORCHRUN_TERMINATION_LOG": str(log), "TORCHRUN_LAUNCHER": "none"}
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(writer, b"x" * 4096)
-    os.set_blocking(writer, True)
-    ended = subprocess.run(
-        [sys.executable, str(FOLDER)],
-        env={**environment, "TORCHRUN_COMMAND": '"exit 3"'},
-        stdout=subprocess.DEVNULL,
-        stderr=writer,
-    )
-    os.close(reader)
-    os.close(writer)
+    with unread_pipe() as writer:
+        ended = subprocess.run(
+            [sys.executable, str(FOLDER)],
+            env={**environment, "TORCHRUN_COMMAND": '"exit 3"'},
+            stdout=subprocess.DEVNULL,
+            stderr=writer,
+        )
     assert (ended.returncode, json.loads(log.read_text())["exitCode"]) == (3, 3)

@@ -37,13 +37,13 @@ def manifest(url: str, shown: str) -> bytes:
 
 
 def test_strangers_do_not_fill_the_log(
-    claim: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    claim: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(claim) as url:
         for _ in range(5):
             assert b" 400 " in answer(url, b"GET / HTTP/9.9\r\n\r\n")
             assert b" 401 " in manifest(url, "forged")
-    lines = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line)["event"] for line in capfd.readouterr().out.splitlines()]
     assert lines == ["refused"]
     assert caplog.records == []
 

@@ -299,7 +299,7 @@ def test_a_base_whose_manifest_cannot_be_read_is_not_used(tmp_path: Path) -> Non
 
 
 def test_a_revision_that_cannot_be_moved_stays_whole(
-    claim: Claim, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    claim: Claim, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """As on an SMB share, while a launcher has a file of it open."""
     for number in range(3):
@@ -312,6 +312,6 @@ def test_a_revision_that_cannot_be_moved_stays_whole(
         refused.setattr(os, "rename", refuse)
         claim.prepare()
     assert (claim.tree(1) / "0.py").exists()
-    assert "not removed yet" in capsys.readouterr().out
+    assert "not removed yet" in capfd.readouterr().out
     claim.prepare()
     assert not claim.tree(1).exists()

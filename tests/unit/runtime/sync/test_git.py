@@ -57,7 +57,7 @@ def test_branches_tags_and_commits(
 
 
 def test_a_commit_without_a_ref_is_fetched_from_the_history(
-    git_settings: Settings, git_server: GitServer, capsys: pytest.CaptureFixture[str]
+    git_settings: Settings, git_server: GitServer, capfd: pytest.CaptureFixture[str]
 ):
     git_server.version = 0
     source = git_server.root / "train"
@@ -66,7 +66,7 @@ def test_a_commit_without_a_ref_is_fetched_from_the_history(
     for number in range(150):
         git(source, "commit", "--quiet", "--allow-empty", "-m", str(number))
     assert fetch(replace(git_settings, ref=wanted)).commit == wanted
-    assert [json.loads(line).get("depth") for line in capsys.readouterr().out.splitlines()].count(
+    assert [json.loads(line).get("depth") for line in capfd.readouterr().out.splitlines()].count(
         2000
     ) == 1
 

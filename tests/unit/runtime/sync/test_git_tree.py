@@ -73,7 +73,7 @@ def test_links_that_multiply_are_stopped(git_settings: Settings, git_server: Git
 
 
 def test_submodules_and_lfs_files_are_skipped_with_a_warning(
-    git_settings: Settings, git_server: GitServer, capsys: pytest.CaptureFixture[str]
+    git_settings: Settings, git_server: GitServer, capfd: pytest.CaptureFixture[str]
 ):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
     plant(
@@ -87,7 +87,7 @@ def test_submodules_and_lfs_files_are_skipped_with_a_warning(
     marker = fetch(git_settings)
     assert read_tree(git_settings, marker)["model.bin"] == pointer
     assert "sub" not in read_tree(git_settings, marker)
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     first = {line["event"]: line["first"] for line in lines if "first" in line}
     assert first == {
         "submodules are skipped": "sub",

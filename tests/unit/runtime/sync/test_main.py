@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_api.contents import Entry, Manifest, pack
+from unit.runtime.launching import unread_pipe
 from unit.runtime.syncing import (
     Client,
     Process,
@@ -198,7 +199,8 @@ def test_a_missing_claim_is_named(tmp_path: Path) -> None:
     assert (code, message["reason"], message["permanent"]) == (1, "WorkspaceNotWritable", False)
 
 
-def test_a_bug_is_in_the_termination_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_read", [True, False], ids=["log is read", "log is not read"])
+def test_a_bug_is_in_the_termination_message(tmp_path: Path, is_read: bool) -> None:
     program = (
         "import sys, torchrun_runtime.sync.__main__ as sync, torchrun_runtime.sync.fetch as module\n"
         "def fetch(settings): raise KeyError('planted')\n"
@@ -208,13 +210,17 @@ def test_a_bug_is_in_the_termination_message(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.write_text("")
     environment = {"TORCHRUN_SYNC_SOURCE": "git", "TORCHRUN_TERMINATION_LOG": str(log)}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True
-    )
+    with unread_pipe() as unread:
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE if is_read else unread,
+            stderr=unread,
+        )
     message = json.loads(log.read_text())
     assert (ended.returncode, message["reason"], message["permanent"]) == (1, "SyncFailed", False)
     assert "planted" in message["message"]
-    assert b"Traceback" in ended.stderr
+    assert not is_read or "Traceback" in json.loads(ended.stdout.splitlines()[0])["traceback"]
 
 
 @pytest.mark.parametrize(("way", "other"), [("receive", "urllib3"), ("fetch", "aiohttp")])

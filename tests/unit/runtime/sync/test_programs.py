@@ -14,7 +14,7 @@ SECRET = "planted"
 
 
 def test_output_is_printed_without_secrets(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "_PROGRESS_SECONDS", -1.0)
     ran = Programs(
@@ -27,4 +27,4 @@ def test_output_is_printed_without_secrets(
     script = f"printf 'remote: 50%% of {SECRET}\\rno {SECRET}\\n{end}\\n' >&2; exit 3"
     result = ran.run("sh", "-c", script)
     assert (result.exit_code, result.output) == (3, "no ***\n" + "x" * 495 + "***")
-    assert json.loads(capsys.readouterr().out)["progress"] == "50% of ***"
+    assert json.loads(capfd.readouterr().out)["progress"] == "50% of ***"

@@ -309,7 +309,7 @@ def test_a_request_without_the_token_gets_and_changes_nothing(
             assert finished(server).sha256 == digest(CODE)
 
 
-def test_strangers_do_not_fill_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strangers_do_not_fill_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pod(settings(tmp_path / "claim")) as server:
         stranger = Client(server.port, proof={})
         for _ in range(5):
@@ -317,7 +317,7 @@ def test_strangers_do_not_fill_the_log(tmp_path: Path, capsys: pytest.CaptureFix
             assert stranger.request("GET", "/elsewhere")[0] == 404
         for _ in range(2):
             assert server.put(CODE, sha256=digest(b"other"))[0] == 422
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     refused = [line["status"] for line in lines if line["event"] == "upload refused"]
     assert refused == [403, 422, 422]
 
