@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import json
 import os
 import secrets
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from torchrun_sdk import import_guard, own_jobs, reattach
+from torchrun_sdk import import_guard, local, own_jobs, reattach
 from torchrun_sdk.call_monitor import UnavailableError
 from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.compute import Compute, Seconds, cpu_only, seconds
@@ -116,8 +117,25 @@ class Remote:
         return other
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function in this process."""
-        return self.torchrun_function(*args, **kwargs)
+        """Call the function in this process, or with workers=N under torchrun on this machine.
+
+        With workers, it returns the list of results of all ranks, one for each worker, and raises
+        UsageError and CallError as a call in pods. A function that has a parameter `workers` gets
+        it instead.
+        """
+        if "workers" not in kwargs or _has_parameter(self.torchrun_function, "workers"):
+            return self.torchrun_function(*args, **kwargs)
+        self._check_place("call")
+        if (self._distributed or {}).get("framework") == "ray":
+            raise UsageError(f"{self._name} needs a cluster for Ray. Remove workers from local().")
+        workers = kwargs.pop("workers")
+        compute = (self._compute or Compute()).distribute("pytorch", workers)
+        root, call = self._prepare_call(compute, args, kwargs)
+        name, line = job_name(self._name), _print if self._options.stream_logs else None
+        results = local.run(name, compute, root, call, self._options.timeout, line)
+        selected = results if self._options.returns == ALL else results[:1]
+        values = open_results(selected, (self._options.serialization,), name)
+        return values if self._options.returns == ALL else values[0]
 
     async def acall(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function in the pods, for `await`.
@@ -320,6 +338,13 @@ def distribute(
 ) -> Callable[[Function | Remote], Remote]:
     """Decorator: `Remote.distribute` for the function."""
     return lambda function: fn(function).distribute(framework, workers, **rest)
+
+
+def _has_parameter(function: Function, name: str) -> bool:
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # not every callable has a signature
+        return False
 
 
 def _counted_gpus(compute: Compute) -> int | None:

@@ -28,8 +28,8 @@ from torchrun_sdk.text import escape
 
 _PLUGIN = "kubectl-torchrun"
 _INSTALL = "pipx install --force ./plugin in a checkout, or with the wheel of the release"
-_NO_DEFAULTS = "--no-defaults"
-_TOO_OLD = re.compile(f"No such option.*{_NO_DEFAULTS}")
+NO_DEFAULTS = "--no-defaults"
+_TOO_OLD = re.compile(f"No such option.*({NO_DEFAULTS}|--status-file)")
 PLUGIN_USAGE = 2  # exit code of the plugin
 # Characters. A pod may print anything: a longer line is split, more output is an error. JSON
 # escapes each quote of a value.
@@ -74,8 +74,7 @@ class Kubectl:
 
     def plugin(self, *words: str) -> list[str]:
         """A command line of the plugin, without the defaults of a torchrun.toml."""
-        plugin = _find(_PLUGIN, _INSTALL)
-        return [plugin, *self._flags, _NO_DEFAULTS, *words]
+        return [find_plugin(), *self._flags, NO_DEFAULTS, *words]
 
     def run(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl and return its stdout. Raises ClusterError with its stderr."""
@@ -175,6 +174,11 @@ def _run(command: list[str], stdin: str | None, cancellation: Cancellation | Non
 
 def _find_kubectl() -> str:
     return _find("kubectl", "https://kubernetes.io/docs/tasks/tools/")
+
+
+def find_plugin() -> str:
+    """The path of the plugin. Raises ClusterError if it is not installed."""
+    return _find(_PLUGIN, _INSTALL)
 
 
 def _find(program: str, install: str) -> str:

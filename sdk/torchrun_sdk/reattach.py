@@ -139,6 +139,11 @@ def kept_results(
             f" To print them: kubectl torchrun state-files {job} {STATE_FOLDER}",
             job=job,
         ) from error
+    return outcome(job, status, frames)
+
+
+def outcome(job: str, status: dict[str, Any], frames: Iterable[Frame]) -> list[Result]:
+    """The results of a finished job from its frames, sorted by rank. Raises CallError."""
     state = CallState(job, Limits(_NO_LIMIT, _NO_LIMIT), 0.0, from_storage=True)
     state.job_changed(status, 0.0)
     for frame in frames:

@@ -25,7 +25,7 @@ _IGNORED_KEY = "torchrun.no-defaults"  # in the meta of a context
 _REFUSED = frozenset(
     {
         *("command", "image", "runtime-image", "env", "filename", "directory", "overlay"),
-        *("local", "kubeconfig", "context", "namespace", "address", "yes"),
+        *("local", "status-file", "kubeconfig", "context", "namespace", "address", "yes"),
     }
 )
 

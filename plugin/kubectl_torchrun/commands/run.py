@@ -29,6 +29,7 @@ from kubectl_torchrun.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from kubectl_torchrun.upload.job_manifest import Request
 
@@ -47,6 +48,7 @@ _OF_CLUSTERS = ("queue", "image", "after", "overlay", "upload_timeout")
     help="With --local: GPUs of each node, and so its ranks. Default: one rank.",
 )
 @click.option("--reload", is_flag=True, help="With --local: restart the command after each edit.")
+@click.option("--status-file", type=click.Path(dir_okay=False), hidden=True)  # for the SDK
 @raw_option
 @repeated_failure_option
 @output_option("name", "yaml", "json")
@@ -57,6 +59,7 @@ def command(
     local: bool,
     gpus_per_node: int | None,
     reload: bool,
+    status_file: str | None,
     raw: bool,
     stop_on_repeated_failure: bool | None,
     output: str,
@@ -84,7 +87,10 @@ def command(
     if local:
         if detach:
             raise click.UsageError("--detach needs a cluster. Remove it, or --local.")
-        _run_locally(flags, make_request, gpus_per_node, reload, raw, stop_on_repeated_failure)
+        _run_locally(
+            *(flags, make_request, gpus_per_node, reload, raw, stop_on_repeated_failure),
+            status_file=optional_path(status_file),
+        )
         return
     if reload or gpus_per_node is not None:
         option = "--reload" if reload else "--gpus-per-node"
@@ -117,6 +123,7 @@ def _run_locally(
     reload: bool,
     raw: bool,
     stop_on_repeated_failure: bool | None,
+    status_file: "Path | None",
 ) -> None:
     """Run on this machine, and exit with the result."""
     source = click.get_current_context().get_parameter_source
@@ -135,6 +142,7 @@ def _run_locally(
             reload=reload or flags.dev,
             raw=raw,
             stop_on_repeated_failure=bool(stops or stop_on_repeated_failure),
+            status_file=status_file,
         )
         return run(make_request(), options, terminal)
 

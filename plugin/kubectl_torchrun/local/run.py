@@ -68,13 +68,17 @@ _MIN_WAIT, _MAX_WAIT = 0.05, 3600.0
 
 
 class LocalOptions(NamedTuple):
-    """Options of a run on this machine. `reload`: each edit restarts the command."""
+    """Options of a run on this machine.
+
+    reload: each edit restarts the command. status_file: gets the last status of the job, as JSON.
+    """
 
     directory: Path
     gpus_per_node: int | None = None
     reload: bool = False
     raw: bool = False
     stop_on_repeated_failure: bool = False
+    status_file: Path | None = None
 
 
 def run(request: Request, options: LocalOptions, terminal: Terminal) -> int:
@@ -361,6 +365,8 @@ class _LocalRun:
     def _result(self) -> int:
         """Print why the run failed; the exit code."""
         job = self._slice()
+        if self._options.status_file is not None:
+            self._options.status_file.write_bytes(msgspec.json.encode(self._objects.job.status))
         if self._end_code is not None:
             return self._end_code
         if job.status.phase == "Succeeded":

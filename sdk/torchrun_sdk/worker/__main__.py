@@ -1,4 +1,7 @@
-"""`run.py` in the workspace: a rank; `call FILE` for one call; `collect CALL` for a client."""
+"""`run.py` in the workspace: a rank; `call FILE` for one call; `collect CALL` for a client.
+
+`call FILE ROOT` runs it with another directory than the workspace.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def main(arguments: list[str], folder: Path) -> int:
         return collect(folder, arguments[1])
     from torchrun_sdk.worker.rank import run, run_one
 
-    return run_one(folder, Path(arguments[1])) if arguments[:1] == ["call"] else run(folder)
+    return run_one(folder, *map(Path, arguments[1:])) if arguments[:1] == ["call"] else run(folder)
 
 
 if __name__ == "__main__":

@@ -64,11 +64,14 @@ def _surroundings(call: Call, folder: Path) -> AbstractContextManager[None]:
     return ray.joined(call, folder) if call.cluster else ray.head(call)
 
 
-def run_one(folder: Path, file: Path) -> int:
-    """Run the call of a file in a separate process, without waiting for clients."""
+def run_one(folder: Path, file: Path, root: Path | None = None) -> int:
+    """Run the call of a file in a separate process, without waiting for clients.
+
+    root: the project; default: the workspace.
+    """
     call = load_call(file.read_text(encoding="utf-8"))
     os.environ[IN_CALL] = call.id
-    return _attempt(call, folder.parent, _rank_files(folder, call))
+    return _attempt(call, root or folder.parent, _rank_files(folder, call))
 
 
 def _rank_files(folder: Path, call: Call) -> RankFiles:
