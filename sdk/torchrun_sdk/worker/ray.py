@@ -2,7 +2,8 @@
 
 Workers keep a connection to the head in addition to those of Ray. The head counts these
 connections, and sends a last message when it has finished. So workers can distinguish this from a
-head that died. (Without it they would fail about a minute after the head, seen with Ray 2.) They
+head that died. (Without it they would fail about a minute after the head, seen with Ray 2.) A lost
+connection ends nothing: Ray has its own connections, and the pod of the head decides. Workers
 authenticate with the secret of the call, see `control_port`.
 
 Ray itself has no authentication: anyone who can connect to its ports can run code in its pods. A
@@ -40,6 +41,7 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _RUNTIME_ENV_OVERRIDE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 _PAUSE = 1.0
 _START_SECONDS = 120
+_RECONNECT_SECONDS = 60.0  # of a worker to the head
 _PORTS = ("--node-manager-port=8077", "--object-manager-port=8076")
 
 
@@ -73,7 +75,8 @@ def joined(call: Call, folder: Path) -> Iterator[None]:
         os.environ[_JOB_CONFIG] = json.dumps({"runtime_env": _runtime_env(call, folder)})
         try:
             yield
-            connection.sendall(_DONE)
+            with suppress(OSError):  # the cluster ends without it, only later
+                connection.sendall(_DONE)
         finally:
             _stop()
 
@@ -94,18 +97,37 @@ def send_by_value(script: ModuleType) -> None:
 
 
 def work(call: Call, address: str) -> int:
-    """Run a worker until the head has finished (0) or is lost (1)."""
-    with _connect(address, call.secret, call.quorum) as connection:
-        is_over = threading.Event()
-        ray = threading.Thread(target=_keep, args=(address, call.worker_gpus, is_over), daemon=True)
-        ray.start()
-        try:
-            return 0 if connection.recv(len(_DONE)) == _DONE else 1
-        except OSError:
-            return 1
-        finally:
-            is_over.set()
-            _stop()
+    """Run a worker until the head has finished (0) or does not respond any more (1)."""
+    connection = _connect(address, call.secret, call.quorum)
+    is_over = threading.Event()
+    ray = threading.Thread(target=_keep, args=(address, call.worker_gpus, is_over), daemon=True)
+    ray.start()
+    try:
+        while not _is_dismissed(connection):
+            connection = _connect(address, call.secret, _RECONNECT_SECONDS)
+        return 0
+    except QuorumTimeout:
+        return 1
+    finally:
+        is_over.set()
+        _stop()
+
+
+def _is_dismissed(connection: socket.socket) -> bool:
+    """Wait for the last message of the head; False if the connection is lost before it."""
+    with connection, suppress(OSError):
+        return connection.recv(len(_DONE)) == _DONE
+    return False
+
+
+def _is_lost(connection: socket.socket) -> bool:
+    """Whether the connection to a worker, which sends nothing, has ended."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _keep(address: str, gpus: int | None, is_over: threading.Event) -> None:
@@ -170,6 +192,10 @@ class _Workers:
                 raise QuorumTimeout(
                     f"{len(self._connections)} of {count} workers joined within {seconds:g} s"
                 )
+            # A worker that connects again counts once.
+            for lost in [each for each in self._connections if _is_lost(each)]:
+                self._connections.remove(lost)
+                lost.close()
             self._connections.append(connection)
 
     def dismiss(self) -> None:

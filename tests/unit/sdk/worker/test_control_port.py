@@ -107,13 +107,39 @@ def test_a_message_without_the_secret_ends_nothing(port: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("dismissed", "code"), [(True, 0), (False, 1)])
+def test_a_lost_connection_ends_no_worker(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dismissed: bool, code: int
+) -> None:
+    fake_ray(tmp_path, monkeypatch)
+    monkeypatch.setattr(ray, "_RECONNECT_SECONDS", SECONDS if dismissed else 1.0)
+    call = Call("c1", Reference("f"), pack(None, "json", "x"), secret=SECRET)
+    codes: list[int] = []
+    working = threading.Thread(target=lambda: codes.append(ray.work(call, "127.0.0.1")))
+    with ray._Workers(SECRET) as workers:
+        working.start()
+        workers.wait(1, SECONDS)
+        workers._connections[0].shutdown(socket.SHUT_RDWR)
+        if dismissed:
+            with ray._connect("127.0.0.1", SECRET, SECONDS):
+                workers.wait(2, SECONDS)  # the worker again, and another one
+                workers.dismiss()
+    working.join(SECONDS)
+    assert codes == [code]
+
+
+def fake_ray(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "ray"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/arguments\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.long
 def test_the_ray_dashboard_listens_on_localhost(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "ray"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/arguments\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    fake_ray(tmp_path, monkeypatch)
     call = Call("c1", Reference("f"), pack(None, "json", "x"), workers=0, secret=SECRET)
     with ray.head(call):
         pass
