@@ -32,7 +32,7 @@ from .errors import LaunchError
 from .failure import Cause
 from .fencing import GangId, Worker, take_over
 from .gang.leader import Predecessor
-from .gang.messages import StopRound
+from .gang.messages import StartRound, StopRound
 from .gang.rounds import GangNode, Rounds, follow, lead
 from .gate import has_fence_order, is_open, pass_gate, read_predecessor
 from .hang import HangWatchdog
@@ -243,7 +243,7 @@ def _run_rounds(
     command_exit: CommandExit | None = None
     begun_after: float | None = None
     while True:
-        start = rounds.await_start()
+        start = _await_start(settings, rounds)
         if start is None:
             earlier = rounds.earlier_cause()
             if earlier:
@@ -288,6 +288,21 @@ def _run_rounds(
         if settings.gang.is_leader and not command_exit.for_next_round:
             reload.await_announcement()
         rounds.end(cause, end.step, stopped=was_stopped, is_silent=end.is_silent)
+
+
+def _await_start(settings: Settings, rounds: Rounds) -> StartRound | None:
+    """Wait for the next round. The controller gets a report if the gang waits for an edit."""
+    reporters: list[Reporter] = []
+
+    def on_edit_wait() -> None:
+        if settings.gang.is_leader and settings.progress_url:
+            reporters.append(_make_reporter(settings, "", rounds, is_awaited=False))
+
+    try:
+        return rounds.await_start(on_edit_wait)
+    finally:
+        for reporter in reporters:
+            reporter.close()
 
 
 def _leave_with_survivors(rounds: Rounds, cause: Cause) -> Cause:
@@ -404,8 +419,15 @@ def _run(
 def _reporter(settings: Settings, reports: str, rounds: Rounds) -> Reporter | None:
     if not (settings.progress_url and reports):
         return None
-    has_fenced = settings.gang.is_leader and has_fence_order(settings.start_file)
-    restarts = describe_restarts(rounds.restarts(), has_fenced)
+    is_remembered = rounds.has_awaited_edit or has_fence_order(settings.start_file)
+    is_awaited = settings.gang.is_leader and is_remembered
+    return _make_reporter(settings, reports, rounds, is_awaited=is_awaited)
+
+
+def _make_reporter(
+    settings: Settings, reports: str, rounds: Rounds, *, is_awaited: bool
+) -> Reporter:
+    restarts = describe_restarts(rounds.restarts(), is_awaited)
     return Reporter(settings.progress_url, settings.progress_token_file, reports, restarts)
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
 
-from .gang.leader import Restarts
+from .gang.leader import RestartedRound, Restarts
 from .output import say, valid_text
 from .state import start_thread
 
@@ -43,41 +43,48 @@ def newest_step(folder: str) -> int | None:
         return None
 
 
-def describe_restarts(restarts: Restarts, has_fenced: bool = False, alone: bool = False) -> bytes:
-    """The report of restarts in place; empty without restarts.
+def describe_restarts(restarts: Restarts, is_awaited: bool = False, alone: bool = False) -> bytes:
+    """The report of restarts in place, and of a round that waits for an edit; empty without both.
 
-    has_fenced: workers of older gangs were fenced. The controller remembers them until a report
-    shows that the ranks of this gang run, so there is one without restarts, too. alone: each
-    process trains alone.
+    is_awaited: there is a report in any case. The controller remembers fenced workers of older
+    gangs and a wait for an edit until a report shows that the ranks run. alone: each process trains
+    alone.
     """
-    if not (restarts.total or has_fenced or alone):
+    if not (restarts.total or restarts.awaits_edit or is_awaited or alone):
         return b""
-    last = [
-        {
-            **failed.cause.body(),
-            "message": valid_text(failed.cause.message)[:_MESSAGE_CHARACTERS],
-            "round": failed.round,
-            "node": failed.node,
-            "seconds": round(failed.seconds, 3),
-        }
-        for failed in restarts.last[-_LAST_ROUNDS:]
-    ]
-    restarted: dict[str, object] = {"count": restarts.total, "last": last}
-    body = {"restartsInPlace": {**restarted, **({"alone": True} if alone else {})}}
-    return json.dumps(body, ensure_ascii=False).encode()
+    body: dict[str, object] = {
+        "count": restarts.total,
+        "last": [_describe_round(failed) for failed in restarts.last[-_LAST_ROUNDS:]],
+    }
+    if alone:
+        body["alone"] = True
+    if restarts.awaits_edit:
+        body["awaitsEdit"] = _describe_round(restarts.awaits_edit)
+    return json.dumps({"restartsInPlace": body}, ensure_ascii=False).encode()
+
+
+def _describe_round(failed: RestartedRound) -> dict[str, object]:
+    return {
+        **failed.cause.body(),
+        "message": valid_text(failed.cause.message)[:_MESSAGE_CHARACTERS],
+        "round": failed.round,
+        "node": failed.node,
+        "seconds": round(failed.seconds, 3),
+    }
 
 
 class Reporter:
     """Sends the file `progress` of a folder whenever it has changed, and `restarts` repeatedly.
 
     url: of the controller, without the path. token_file: read for each report, because the kubelet
-    renews it. restarts: a report that only `replace` changes; empty for none.
+    renews it. folder: empty while no ranks run. restarts: a report that only `replace` changes;
+    empty for none.
     """
 
     def __init__(self, url: str, token_file: str, folder: str, restarts: bytes = b"") -> None:
         self._url = urlsplit(url)
         self._token_file = token_file
-        self._file = os.path.join(folder, "progress")
+        self._file = os.path.join(folder, "progress") if folder else ""
         self._restarts = restarts
         self._restarts_due = 0.0 if restarts else float("inf")
         self._last_values = b""

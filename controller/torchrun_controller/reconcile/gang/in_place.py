@@ -19,6 +19,7 @@ from torchrun_api.status import Attempt, LastFailure, TorchrunJobStatus
 from torchrun_controller.reconcile.gang.failures import read_restarts
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.attempts import order_of
+from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import (
     FailedRound,
@@ -31,6 +32,7 @@ from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 # Earlier times come from a broken clock. A start before the year 1 cannot be computed.
 _EARLIEST_YEAR = 2000
 _MESSAGE_CHARACTERS = 1024
+AWAITING_EDIT = "AwaitingEdit"
 
 
 class NewRestarts(Struct, frozen=True):
@@ -117,6 +119,16 @@ def describe_restarts(job: TorchrunJob, gang: ObservedGang, restarts: NewRestart
     rounds = _failed_rounds(job, gang, restarts)
     cause = f" The last failure: {sentence(rounds[-1].message)}" if rounds else ""
     return f" {count_of(restarts.total, 'restart')} in the same pods.{cause}"
+
+
+def describe_edit_wait(gang: ObservedGang) -> Reason | None:
+    """Return why a gang in development mode runs without ranks; None if it does not."""
+    failed_round = gang.restarts.awaits_edit
+    if failed_round is None:
+        return None
+    cause = sentence(_failure(failed_round, gang.workers).message)
+    message = f"The command failed, and the pods wait for the next edit. {cause}"
+    return Reason(AWAITING_EDIT, message)
 
 
 def restart_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> tuple[Event, ...]:

@@ -121,9 +121,10 @@ class Context:
         state = gang.evaluate_state(self.observed, self.unfenced, self.now)
         if state.state is not State.GANG_RUNNING:
             return state
+        why = in_place.describe_edit_wait(observed_gang) or state.why
         notes = in_place.describe_restarts(job, observed_gang, self.new_restarts)
         notes += describe_mass_silence(self.observed.cluster.nodes, observed_gang.workers)
-        return replace(state, why=Reason(state.why.reason, state.why.message + notes))
+        return replace(state, why=Reason(why.reason, why.message + notes))
 
     @property
     def ran_until(self) -> datetime:

@@ -8,6 +8,7 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gate
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.gang import STARTING
+from torchrun_controller.reconcile.gang.in_place import AWAITING_EDIT
 from torchrun_controller.reconcile.gang.restarts import describe_limit
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context
@@ -193,8 +194,8 @@ def _add_reload(context: Context, decision: Decision) -> Decision:
 
 
 def _with_capacity(decision: Decision, capacity: Reason) -> Reason:
-    """Return the capacity as the reason of a running gang; a waiting gang reports both."""
-    if decision.state is State.GANG_RUNNING:
+    """Return the capacity as the reason of a gang whose ranks run; a waiting gang has both."""
+    if decision.state is State.GANG_RUNNING and decision.why.reason != AWAITING_EDIT:
         return capacity
     return Reason(decision.why.reason, f"{sentence(decision.why.message)} {capacity.message}")
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
+from torchrun_controller.reconcile.gang.in_place import AWAITING_EDIT
 from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
@@ -21,7 +22,7 @@ SCHEDULED = "Scheduled"
 # Reasons of a waiting gang that need an action of a user or an administrator.
 TROUBLE_REASONS = BLOCKED_REASONS | {
     *("Unschedulable", "GangUnschedulable", "QuotaExceeded", "JobSuspended", "Restarting"),
-    *("WaitingForFence", "ClaimTerminating", "SetupPodLost"),
+    *("WaitingForFence", "ClaimTerminating", "SetupPodLost", AWAITING_EDIT),
 }
 
 

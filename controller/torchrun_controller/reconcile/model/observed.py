@@ -68,7 +68,7 @@ class ReportedFailure(Wire, frozen=True, kw_only=True):
 
 
 class FailedRound(ReportedFailure, frozen=True, kw_only=True):
-    """A round that failed and was followed by another one, as the launcher of node 0 reports it.
+    """A round that failed and is followed by another one, as the launcher of node 0 reports it.
 
     `node` is the index of the pod with the root cause, `seconds` is how long the round ran.
     """
@@ -82,11 +82,13 @@ class RestartsInPlace(Wire, frozen=True, kw_only=True):
     """The restarts of a gang in the same pods: how many, and the rounds of the last ones.
 
     `alone`: a Python of the gang has imported torch, but no process belongs to a group.
+    `awaits_edit`: the round that failed in development mode, while the gang waits for an edit.
     """
 
     count: Gangs = 0
     last: Annotated[tuple[FailedRound, ...], Meta(max_length=10)] = ()
     alone: bool = False
+    awaits_edit: FailedRound | None = None
 
 
 class ProgressReport(Wire, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ PEER_SECONDS = 10.0
 
 
 class RestartedRound(NamedTuple):
-    """A round that failed and was followed by another one in the same pods.
+    """A round that failed and is followed by another one in the same pods.
 
     node: index of the node with the cause. seconds: how long the round ran.
     """
@@ -46,11 +46,13 @@ class RestartedRound(NamedTuple):
 class Restarts(NamedTuple):
     """The restarts in place of a gang, those of an earlier pod of node 0 included.
 
-    last: the newest of them, without those that an earlier pod decided.
+    last: the newest of them, without those that an earlier pod decided. awaits_edit: the failed
+    round that waits for the next edit instead, in development mode.
     """
 
     total: int = 0
     last: tuple[RestartedRound, ...] = ()
+    awaits_edit: RestartedRound | None = None
 
 
 class Predecessor(NamedTuple):
@@ -86,6 +88,7 @@ class GangLeader:
     def __init__(self, size: int, policy: RestartDecider, *, is_head: bool = False) -> None:
         self.order: GangOrder | None = None
         self._failed_rounds: list[RestartedRound] = []
+        self._broken_round: RestartedRound | None = None  # the last one that waited for an edit
         self._predecessor = NO_PREDECESSOR
         self._size = size
         self._policy = policy
@@ -136,9 +139,11 @@ class GangLeader:
         self._decide(now)
 
     def restarts(self) -> Restarts:
-        """The failures that were followed by another round in the same pods."""
+        """The failures that were followed by another round in the same pods, or wait for one."""
         rounds = tuple(self._failed_rounds)
-        return Restarts(self._predecessor.restarts + len(rounds), rounds)
+        awaits_edit = isinstance(self.order, StopRound) and self.order.edit
+        broken = self._broken_round if awaits_edit else None
+        return Restarts(self._predecessor.restarts + len(rounds), rounds, broken)
 
     def trains_alone(self) -> bool:
         """Whether a node has imported torch, and no process has a group on any node."""
@@ -234,12 +239,13 @@ class GangLeader:
         if not causes or self._code.revision > self._started_revision:
             return self._start(stop.round + 1)
         node, cause = first_cause(causes)
+        seconds = self._stopped_at - self._started_at
+        failed = RestartedRound(stop.round, node, seconds, cause)
         if self._edit_wait:
             if self._edit_until is None:
-                self._edit_until = now + self._edit_wait
+                self._edit_until, self._broken_round = now + self._edit_wait, failed
             return stop._replace(edit=True) if now < self._edit_until else EndGang()
         step = max((s.step for s in self._states.values() if s.step is not None), default=None)
-        seconds = self._stopped_at - self._started_at
         is_silent = all(state.is_silent for state in self._states.values())
         verdict = self._policy.judge(
             RoundFailure(cause, seconds, step, is_silent), self.restarts().total
@@ -249,7 +255,7 @@ class GangLeader:
             return EndGang(node=first.node, cause=first.cause)
         if not verdict.restart:
             return EndGang()
-        self._failed_rounds.append(RestartedRound(stop.round, node, seconds, cause))
+        self._failed_rounds.append(failed)
         return self._start(stop.round + 1)
 
     def _start(self, number: int) -> StartRound:

@@ -198,15 +198,19 @@ class Rounds:
         self._look = look
         self._member = GangMember()
         self._reported: MemberState | None = None
+        self.has_awaited_edit = False  # after any failed round of the gang
         self._report()
 
-    def await_start(self) -> StartRound | None:
+    def await_start(self, on_edit_wait: Callable[[], None] = lambda: None) -> StartRound | None:
         """Wait for the start of the next round; None if this node is to end.
+
+        on_edit_wait: called once if a failed gang waits for an edit, in development mode.
 
         A blocked signal that asks the process to end, ends the wait and stays pending. Raises
         LaunchError (ChannelFailed) if the leader cannot be reached.
         """
         wait = _WaitLine()
+        awaits_edit = False
         while True:
             self._look()
             order = self._inbox.order
@@ -223,7 +227,11 @@ class Rounds:
                 self.leave()
                 return None
             self._link.check_reachable()
-            wait.write(self._link, self._awaited_edit(order))
+            edit = self._awaited_edit(order)
+            if edit and not awaits_edit:
+                awaits_edit = self.has_awaited_edit = True
+                on_edit_wait()
+            wait.write(self._link, edit)
             self._inbox.wait(order, _POLL)
 
     def earlier_cause(self) -> tuple[int, Cause] | None:

@@ -8,8 +8,13 @@ from msgspec.structs import replace
 from torchrun_api.admission import Dependency
 from torchrun_api.core import Pod
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile.model.observed import Rejection, RestartsInPlace
+from torchrun_controller.reconcile.model.observed import (
+    FailedRound,
+    Rejection,
+    RestartsInPlace,
+)
 from unit.reconcile.failing import fail, running
+from unit.reconcile.gang.test_elastic import shrunk
 from world import ZIP, World, make_job, make_queue
 
 
@@ -131,3 +136,27 @@ def test_a_gang_that_trains_alone_has_a_condition_and_an_event() -> None:
     world.settle()
     assert (world.phase, world.job.status.reason) == ("Failed", "NotDistributed")
     assert "Distributed" not in conditions_of(world)
+
+
+@pytest.mark.parametrize("is_shrunk", [False, True])
+def test_a_failed_command_that_waits_for_an_edit_is_the_reason(is_shrunk: bool) -> None:
+    world = shrunk() if is_shrunk else running()
+    world.all_workers("Running")
+    world.settle()
+    before = world.job.status
+    child = world.observed().gang.current_job.metadata.uid
+    failed = FailedRound(node=1, exit_code=1, reason="Exception", message="KeyError: 'x'")
+    world.reports.put_restarts(("ml", "train"), child, RestartsInPlace(awaits_edit=failed))
+    plan = world.step()
+    status = world.job.status
+    text = (
+        "The command failed, and the pods wait for the next edit. Pod"
+        f" {world.workers()[1].metadata.name}: KeyError: 'x'."
+    )
+    assert (status.phase, status.reason) == ("Running", "AwaitingEdit")
+    assert status.message == (f"{text} {before.message}" if is_shrunk else text)
+    assert running_condition(world) == [("True", "AwaitingEdit")]
+    assert [(e.type, e.reason) for e in plan.events] == [("Warning", "AwaitingEdit")]
+    world.reports.put_restarts(("ml", "train"), child, RestartsInPlace())
+    world.step()
+    assert (world.job.status.reason, world.job.status.message) == (before.reason, before.message)

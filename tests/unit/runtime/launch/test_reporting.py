@@ -254,3 +254,33 @@ def test_a_gang_that_had_to_fence_older_workers_reports_its_start(
     )
     assert result.exit_code == 0
     assert [restarts_of(body) for _, _, body in controller.taken] == [{"count": 0, "last": []}]
+
+
+def test_a_failed_command_that_waits_for_an_edit_is_reported_until_the_next_round(
+    launcher: Launcher, controller: Controller
+) -> None:
+    directory = launcher.directory
+    (directory / "train.py").write_text('raise KeyError("x")')
+    (directory / "token").write_text("secret")
+    lines = ('torchrun.ai/start="0"', 'torchrun.ai/development="true"', 'torchrun.ai/revision="%d"')
+    annotations = "\n".join(lines) + "\n"
+    (directory / "annotations").write_text(annotations % 0)
+    launched = launcher.start(
+        [launcher.python, "train.py"],
+        TORCHRUN_LAUNCHER="none",
+        TORCHRUN_ATTEMPT="0",
+        TORCHRUN_PROGRESS_URL=controller.url,
+        TORCHRUN_PROGRESS_TOKEN_FILE=str(directory / "token"),
+        TORCHRUN_START_FILE=str(directory / "annotations"),
+        TORCHRUN_WORKSPACE_SOURCE=str(directory),
+        TORCHRUN_WORKSPACE_TARGET=str(directory),
+    )
+    assert launched.process.stderr
+    assert any("waits for the next edit" in line for line in launched.process.stderr)
+    (directory / "train.py").write_text("")
+    (directory / "annotations").write_text(annotations % 1)
+    assert launched.end().exit_code == 0
+    waiting, running = [restarts_of(body) for _, _, body in controller.taken]
+    failed = waiting["awaitsEdit"]
+    assert (failed["round"], failed["node"], failed["message"]) == (0, 0, "KeyError: 'x'")
+    assert running == {"count": 0, "last": []}

@@ -53,7 +53,7 @@ def test_a_message_is_sent_in_its_own_letters() -> None:
 
 def test_without_a_restart_only_a_gang_that_has_fenced_another_one_reports() -> None:
     assert describe_restarts(Restarts()) == b""
-    assert json.loads(describe_restarts(Restarts(), has_fenced=True)) == {
+    assert json.loads(describe_restarts(Restarts(), is_awaited=True)) == {
         "restartsInPlace": {"count": 0, "last": []}
     }
 
