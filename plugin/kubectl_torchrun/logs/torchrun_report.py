@@ -1,9 +1,13 @@
-"""torchrun's report of a failed command, folded into one line.
+"""torchrun's reports of a failed command and of its exit barrier, each folded into one line.
 
 After a rank fails, the torchrun agent of each node prints its own traceback and the table of
 ChildFailedError: about 40 lines below the traceback of the user's code. A stopped agent prints a
 traceback with SignalException. The format is that of
 torch/distributed/elastic/multiprocessing/errors/__init__.py in torch 2.0 to 2.15.
+
+After the ranks of a node have ended with 0, its agent waits for the other agents for at most 300 s,
+and then prints a traceback of its log and warnings of the store: up to 30 lines, without any effect
+on the run (SimpleElasticAgent._exit_barrier in torch 2.15).
 """
 
 import re
@@ -14,10 +18,16 @@ RANK_MARK = re.compile(rb"\[[a-zA-Z_]*(\d+)\]:")  # torchrun's --tee: role and l
 REPORT_LINES = 200  # lines of the longest report that --tail can fold; 8 ranks need about 100
 _MAX_PENDING = 2000
 _AGENT = re.compile(rb"[EW]\d{4} .*torch/distributed/elastic/(multiprocessing|agent)/")
+_EXIT_BARRIER = re.compile(_AGENT.pattern + rb".*\] Error waiting on exit barrier\.")
+_STORE = re.compile(
+    rb"\[W\d{4} .*\[c10d\] (waitForInput|recvValue failed|sendBytes failed)"
+    rb"|Exception raised from |frame #\d+: |<omitting python frames>$|$"
+)
 _TRACEBACK = b"Traceback (most recent call last):"
 _ELASTIC = b"torch.distributed.elastic.multiprocessing."
 _CHILD_FAILED = _ELASTIC + b"errors.ChildFailedError:"
 _SIGNALED = re.compile(re.escape(_ELASTIC) + rb"api\.SignalException: .* got signal: (\d+)")
+_PASSED_BARRIER = "stopped waiting for the other nodes after the success of its ranks"
 _BORDER = re.compile(rb"={10,}")
 _ROOT_CAUSE = b"Root Cause (first observed failure):"
 _FIELD = re.compile(rb"  (rank|exitcode) *: (-?\d+)")
@@ -37,6 +47,8 @@ class _Part(Enum):
     AGENT_LOG = auto()  # messages of the agent, such as `failed (exitcode: 1)`
     TRACEBACK = auto()  # of the agent or of the user
     TABLE = auto()
+    STORE_LOG = auto()  # warnings of the agent's store, or of a rank's
+    EXIT_BARRIER = auto()
 
 
 class ReportFolder:
@@ -56,6 +68,11 @@ class ReportFolder:
         mark = RANK_MARK.match(text)
         if mark and text[mark.end() :]:  # output of a rank, which torchrun copies meanwhile
             return [line]
+        if _EXIT_BARRIER.match(text):
+            released = [] if self._part is _Part.STORE_LOG else self.release()
+            self._part = _Part.EXIT_BARRIER
+            self._pending.append(line)
+            return released
         if self._belongs(text):
             self._pending.append(line)
             if self._is_complete(text):
@@ -68,7 +85,10 @@ class ReportFolder:
         return [*released, line]
 
     def release(self) -> list[StampedLine]:
-        """Return the pending lines unchanged, at the end of the log."""
+        """Return the pending lines at the end of the log: unchanged, if no report is complete."""
+        return self._fold() if self._part is _Part.EXIT_BARRIER else self._take()
+
+    def _take(self) -> list[StampedLine]:
         lines, self._pending = self._pending, []
         self._part, self._borders = _Part.OUTSIDE, 0
         return lines
@@ -79,6 +99,8 @@ class ReportFolder:
             self._part = _Part.AGENT_LOG
         elif text == _TRACEBACK:
             self._part = _Part.TRACEBACK
+        elif text.startswith(b"[W") and _STORE.match(text):
+            self._part = _Part.STORE_LOG
         else:
             return False
         return True
@@ -87,6 +109,10 @@ class ReportFolder:
         """Whether the line continues the pending lines; updates the part."""
         if self._part is _Part.AGENT_LOG:
             return self._starts(text)
+        if self._part is _Part.STORE_LOG:
+            return _STORE.match(text) is not None
+        if self._part is _Part.EXIT_BARRIER:
+            return _AGENT.match(text) is not None
         if self._part is _Part.TRACEBACK:
             if text.startswith(_CHILD_FAILED):
                 self._part = _Part.TABLE
@@ -103,10 +129,11 @@ class ReportFolder:
         return self._part is _Part.TRACEBACK and _SIGNALED.match(text) is not None
 
     def _fold(self) -> list[StampedLine]:
-        stamp = self._pending[-1].stamp
-        report = [line.text for line in self.release()]
+        stamp, part = self._pending[-1].stamp, self._part
+        report = [line.text for line in self._take()]
+        what = _PASSED_BARRIER if part is _Part.EXIT_BARRIER else _describe(report)
         hint = f" ({len(report)} lines folded, --raw shows them)"
-        return [StampedLine(stamp, f"torchrun: {_describe(report)}{hint}".encode())]
+        return [StampedLine(stamp, f"torchrun: {what}{hint}".encode())]
 
 
 def _describe(report: list[bytes]) -> str:

@@ -69,6 +69,22 @@ STOPPED = [
     *AGENT_TRACEBACK[:-1],
     b"torch.distributed.elastic.multiprocessing.api.SignalException: Process 42 got signal: 15",
 ]
+_AGENT = b"E1129 12:48:43.401000 45 torch/distributed/elastic/agent/server/api.py:1007] "
+EXIT_BARRIER = [
+    _AGENT + b"Error waiting on exit barrier. Elapsed: 0.013 seconds",
+    _AGENT + b"Traceback (most recent call last):",
+    _AGENT + b'  File "torch/distributed/elastic/agent/server/api.py", line 993, in _exit_barrier',
+    _AGENT + b"torch.distributed.DistNetworkError: Failed to recv, got 0 bytes.",
+]
+STORE_LOG = [
+    b"[W1129 12:48:43.863281728 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=4): ...",
+    b"Exception raised from recvBytes at Utils.hpp:786 (most recent call first):",
+    b"frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f9f in libc10.so)",
+    b"<omitting python frames>",
+    b"frame #31: _start + 0x21 (0x558a in python)",
+    b"",
+]
+PASSED = b"torchrun: stopped waiting for the other nodes after the success of its ranks"
 
 
 def fold(lines: list[bytes]) -> list[bytes]:
@@ -115,6 +131,21 @@ def fold(lines: list[bytes]) -> list[bytes]:
             [b"torchrun: ChildFailedError (34 lines folded, --raw shows them)"],
             id="a report without ranks",
         ),
+        pytest.param(
+            [b"step 3", *EXIT_BARRIER],
+            [b"step 3", PASSED + b" (4 lines folded, --raw shows them)"],
+            id="an exit barrier that timed out",
+        ),
+        pytest.param(
+            [*STORE_LOG, *EXIT_BARRIER, b"torchrun-launch: next"],
+            [PASSED + b" (10 lines folded, --raw shows them)", b"torchrun-launch: next"],
+            id="an exit barrier without its store",
+        ),
+        pytest.param(
+            [AGENT_LOG[0], *EXIT_BARRIER],
+            [AGENT_LOG[0], PASSED + b" (4 lines folded, --raw shows them)"],
+            id="an exit barrier after another message of the agent",
+        ),
     ],
 )
 def test_a_report_is_one_line(lines: list[bytes], printed: list[bytes]) -> None:
@@ -128,6 +159,8 @@ def test_a_report_is_one_line(lines: list[bytes], printed: list[bytes]) -> None:
         pytest.param(USER[:3], id="a traceback that is cut"),
         pytest.param([AGENT_LOG[0], b"rank 1 saves a checkpoint"], id="a rank that is stopped"),
         pytest.param(REPORT[:-1], id="a report that is cut"),
+        pytest.param([*STORE_LOG, *USER], id="a store that a rank has lost"),
+        pytest.param([*STORE_LOG, b"step 4", AGENT_LOG[1]], id="a rank that goes on"),
         pytest.param([*AGENT_TRACEBACK, CHILD_FAILED[0], b"no table"], id="no table"),
         pytest.param([*USER[:2], *[b"  a frame"] * 3000, *USER[3:]], id="longer than any report"),
         pytest.param([b"=" * 60, b"epoch 1", b"=" * 60], id="a table of the user"),
