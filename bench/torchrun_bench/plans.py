@@ -4,13 +4,14 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, TORCHRUN_JOBS
+from torchrun_api.kinds import JOBS, SECRETS, TORCHRUN_JOBS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_bench import bodies
 from torchrun_bench.bare import NAME, NAMESPACE, UID, Write, Writes
 from torchrun_bench.bodies import QUEUE, torchrun_job
-from torchrun_controller.reconcile import Defaults, Observed, Plan, reconcile
+from torchrun_controller.reconcile import Apply, Defaults, Observed, Plan, reconcile
 
 _HERE = "{namespace}", "{name}"
 _AS_BARE = "?fieldManager=bare"
@@ -27,7 +28,7 @@ def decided(nodes: int = 1) -> Plan:
 
 
 def same_writes(nodes: int = 1) -> bytes:
-    """The server-side applies of the controller, one after the other: children, then the status.
+    """The writes of the controller, one after the other: children, then the status.
 
     For a failed gang: the status, the deletion of the old Job, and the Job of the next attempt.
     """
@@ -43,9 +44,7 @@ def same_writes(nodes: int = 1) -> bytes:
             }
         ),
     )
-    applies = [
-        Write(apply.kind.path(*_HERE) + _AS_BARE, _raw(apply.body)) for apply in plan.applies
-    ]
+    applies = [_write(apply) for apply in plan.applies]
     delete = Write(JOBS.path(*_HERE), _raw({"propagationPolicy": "Background"}), "DELETE")
     following = Write(JOBS.path(_HERE[0], f"{_HERE[1]}-r1") + _AS_BARE, _raw(_next(plan)))
     created = [[write] for write in (*applies, status)]
@@ -57,6 +56,14 @@ def only_the_job(nodes: int = 1) -> bytes:
     body = bodies.plain_job(NAME.decode(), NAMESPACE.decode(), UID.decode(), nodes)
     write = Write(JOBS.path(_HERE[0]) + "?fieldManager=post", _raw(body), "POST")
     return msgspec.json.encode(Writes([[write]]))
+
+
+def _write(apply: Apply) -> Write:
+    """A server-side apply; of a Secret a POST with its random key, as by `client.apply`."""
+    if apply.kind is SECRETS:
+        body = {**apply.body, "stringData": {names.GANG_KEY: "0" * 64}}
+        return Write(apply.kind.path(_HERE[0]) + _AS_BARE, _raw(body), "POST")
+    return Write(apply.kind.path(*_HERE) + _AS_BARE, _raw(apply.body))
 
 
 def _job(plan: Plan) -> JsonObject:

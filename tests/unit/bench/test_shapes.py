@@ -89,12 +89,12 @@ def test_the_configuration_of_jobset_has_free_ports(tmp_path: Path):
     assert written["webhook"]["port"] != 4711
 
 
-def test_the_bare_client_creates_the_job_then_its_service_and_sends_the_status_last():
+def test_the_bare_client_sends_the_writes_of_the_controller_and_the_status_last():
     writes = msgspec.json.decode(plans.same_writes(2), type=Writes)
     requests = [write for (write,) in writes.created]
     kinds = [msgspec.json.decode(write.body)["kind"] for write in requests]
-    assert kinds == ["Job", "Service", "TorchrunJob"]
-    assert [write.method for write in requests] == ["PATCH"] * 3
+    assert kinds == ["Secret", "Job", "Service", "TorchrunJob"]
+    assert [write.method for write in requests] == ["POST", *["PATCH"] * 3]
     assert "/status?" in requests[-1].path
     ((post,),) = msgspec.json.decode(plans.only_the_job(2), type=Writes).created
     assert (post.method, msgspec.json.decode(post.body)["spec"]["parallelism"]) == ("POST", 2)
