@@ -52,6 +52,7 @@ def test_custom_launch_command(laptop: Laptop) -> None:  # noqa: F811
     assert {int(rank) for rank in re.findall(r"APP (\d+)", out)} == set(range(32))
 
 
+@pytest.mark.long  # builds an image with Ray
 @pytest.mark.timeout(900, func_only=True)
 def test_ray_clusters(laptop: Laptop, ray_image: str) -> None:  # noqa: F811
     laptop.image = ray_image
