@@ -4,6 +4,7 @@ The table of states (`model/phases.py`) says which. Others can use the quota mea
 """
 
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -88,12 +89,9 @@ def _postponed(context: Context, ending: Decision) -> Decision | None:
 
 def _postponement(attempts: tuple[Attempt, ...]) -> timedelta:
     """Return the wait after a start that timed out: twice as long after each in a row."""
-    count = 0
-    for end in reversed(whole_attempts(attempts)):
-        if end.reason != START_TIMEOUT:
-            break
-        count += 1
-    return min(START_LIMIT * (1 << max(count - 1, 0)), LONGEST_POSTPONEMENT)
+    ends = reversed(whole_attempts(attempts))
+    in_a_row = list(takewhile(lambda end: end.reason == START_TIMEOUT, ends))
+    return min(START_LIMIT * (1 << max(len(in_a_row) - 1, 0)), LONGEST_POSTPONEMENT)
 
 
 def with_returned_admission(context: Context, decision: Decision) -> Decision:

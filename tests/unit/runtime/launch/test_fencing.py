@@ -133,11 +133,16 @@ def test_storage_without_an_answer_is_the_end(
 ) -> None:
     path = Path(state, "epoch")
     watchdog_of(state, OLD, ends, fence=0.3)
-    path.unlink()
+    # At once: the watchdog must not see the file gone before it is replaced.
+    replacement = path.with_name("replacement")
     if harm == "torn":
-        path.write_text('{"attempt"')
+        replacement.write_text('{"attempt"')
     if harm == "hung":
-        os.mkfifo(path)  # open() blocks until there is a writer
+        os.mkfifo(replacement)  # open() blocks until there is a writer
+    if harm == "removed":
+        path.unlink()
+    else:
+        replacement.replace(path)
     assert ends.called.wait(60)
     assert cause in ends.requests[0].message
 
