@@ -33,7 +33,10 @@ LEASE = ("system", "torchrun-controller")
 _VARIES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|uid-\d+")
 # Fields of an attempt in the JSON annotation of the next gang.
 _LASTED = re.compile(rb'\\"runningSeconds\\":\d+,?')
-_VOLATILE = (names.START, names.NOTIFICATION_TIME, names.CLAIM_UID, "runningSeconds")
+_VOLATILE = (
+    *(names.START, names.NOTIFICATION_TIME, names.CLAIM_UID, "runningSeconds"),
+    "stringData",  # random
+)
 _OF_SERVER = (
     "uid",
     "resourceVersion",
