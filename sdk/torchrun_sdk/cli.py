@@ -9,6 +9,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from torchrun_sdk.apps import RUN, App
 from torchrun_sdk.errors import CallError, ClusterError, SdkError, UsageError
@@ -124,6 +125,9 @@ def deployable(script: Path) -> list[App | Remote]:
             names = runpy.run_path(str(script), run_name=SCRIPT_NAME)
         except CallInImport as reached:
             names = vars(reached.module)
+    # `deploy` looks there whether pods, which import a function by its name, find the same one.
+    module = sys.modules[SCRIPT_NAME] = ModuleType(SCRIPT_NAME)
+    vars(module).update(names)
     members = {id(value): value for value in names.values() if isinstance(value, (App, Remote))}
     return list(members.values())
 

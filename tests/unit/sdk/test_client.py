@@ -12,6 +12,8 @@ from torchrun_api.status import TERMINAL
 from torchrun_sdk import cli, manifest
 from torchrun_sdk.compute import seconds
 from torchrun_sdk.distributed import hosts
+from torchrun_sdk.function import Remote
+from torchrun_sdk.function_source import locate
 from torchrun_sdk.spec import Reference
 
 
@@ -169,6 +171,10 @@ def test_the_deployments_of_a_script(tmp_path: Path) -> None:
     )
     functions = cli.deployable(script)
     assert [getattr(one, "__name__", "ddp") for one in functions] == ["train", "other", "ddp"]
+    found = [
+        locate(one.torchrun_function, tmp_path) for one in functions if isinstance(one, Remote)
+    ]
+    assert [project.function.qualname for project in found] == ["train", "other"]
 
 
 @pytest.mark.long
