@@ -167,7 +167,7 @@ class Ledger:
                 taken += self.usage.taken(job)
         for uid, job in self._left.items():
             if _queue_of(job) in members and self._takes_part(job):
-                taken += self.usage.by_gangs(uid)
+                taken += self.usage.of_deleted(uid)
         return taken
 
     def _cohort(self, queue: tuple[str, str]) -> set[tuple[str, str]]:

@@ -31,6 +31,7 @@ LEASE = ("system", "torchrun-controller")
 
 # Fields that differ between runs without meaning.
 _VARIES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|uid-\d+")
+_VARIES_IN_NAMES = re.compile(r"(?<=-gang-).*")  # the UID of the job of a Secret
 # Fields of an attempt in the JSON annotation of the next gang.
 _LASTED = re.compile(rb'\\"runningSeconds\\":\d+,?')
 _VOLATILE = (
@@ -201,7 +202,7 @@ def end_state(
     """
     left_out = (LEASES, EVENTS, *((JOBS, PODS) if renumbered else ()))
     state = {
-        f"{resource[1]}/{body['metadata']['name']}": _masked(body)
+        f"{resource[1]}/{_VARIES_IN_NAMES.sub('*', body['metadata']['name'])}": _masked(body)
         for resource, body in store.everything()
         if resource not in left_out
     }

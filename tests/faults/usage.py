@@ -84,6 +84,20 @@ class Usage:
             used["jobs"] = 1
         return used
 
+    def of_deleted(self, uid: str) -> Amounts:
+        """What is left of a deleted job uses: its pods with a node.
+
+        Pods without one are deleted within seconds. Until then they may find a node beyond the
+        quota: labels, which users can write, are not believed instead.
+        """
+        used: Amounts = Counter()
+        for pod in self.living(uid):
+            if pod["spec"].get("nodeName") and not self.is_silent(pod):
+                used += _requests(pod["spec"])
+        if used:
+            used["jobs"] = 1
+        return used
+
     def _creates_pods(self, child: Body) -> bool:
         """Whether pods of this Job may follow. If it retries none, a failed pod is its end."""
         spec, meta = child["spec"], child["metadata"]
