@@ -16,11 +16,14 @@ from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.local.environment import HOST
 from kubectl_torchrun.upload import job_manifest, user_manifest
 from kubectl_torchrun.upload.job_manifest import Request
+from kubectl_torchrun.upload.unknown_fields import check_fields
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.meta import ObjectMeta
 from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.shared import Distributed
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.validation import validate
 
 QUEUE = "local"
 # What a run on this machine uses of a spec.
@@ -79,7 +82,12 @@ def job_and_queue(
         metadata=meta,
         spec=replace(job.spec, job_queue=QUEUE, image=QUEUE, distributed=distributed),
     )
-    return job, _queue(gpus_per_node), ignored
+    queue = _queue(gpus_per_node)
+    try:
+        validate(job, queue)
+    except InvalidSpecError as error:  # nobody could correct the job while it runs
+        raise UsageProblem(str(error)) from error
+    return job, queue, ignored
 
 
 def devices_of(index: int, gpus_per_node: int) -> Sequence[int]:
@@ -112,6 +120,7 @@ def _check_size(job: TorchrunJob, gpus_per_node: int) -> None:
 
 def _body(request: Request) -> JsonObject:
     if request.manifest is not None:
+        check_fields("--filename", request.manifest, TorchrunJob)
         return user_manifest.fill(request.manifest, request.name, QUEUE, "local")
     return job_manifest.from_flags(request._replace(queue=QUEUE), "local")
 

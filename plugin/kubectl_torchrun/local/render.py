@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from kubectl_torchrun import output
 from kubectl_torchrun.errors import RunProblem, UsageProblem
 from kubectl_torchrun.upload import user_manifest
+from kubectl_torchrun.upload.unknown_fields import check_fields
 from torchrun_api import names
 from torchrun_api.core import (
     ClaimStatus,
@@ -121,6 +122,7 @@ def print_objects(objects: Sequence[JsonObject], form: str) -> None:
 
 
 def _convert(document: JsonObject, kind: type[T], file: str) -> T:
+    check_fields(file, document, kind)
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:

@@ -101,3 +101,18 @@ def test_a_head_needs_a_cluster() -> None:
 def test_a_value_of_the_wrong_type_is_named() -> None:
     with pytest.raises(UsageProblem, match=r"numNodes"):
         of_file(numNodes="two")
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ({"numNode": 2}, "--filename: spec has no field numNode. Did you mean numNodes?"),
+        ({}, "Set exactly one of spec.numNodes and spec.numGPUs."),
+        ({"numNodes": 1, "reliability": {"maxRestarts": -1}}, "maxRestarts"),
+    ],
+)
+def test_a_spec_that_could_never_run_is_refused_at_once(
+    spec: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(UsageProblem, match=problem.replace(".", r"\.").replace("?", r"\?")):
+        of_file(**spec)
