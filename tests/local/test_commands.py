@@ -216,6 +216,20 @@ CASES = (
         code=1,
         err=("no-such-program", "Failed"),
     ),
+    Case(
+        "a program with another name",
+        "pyhton say.py",
+        code=1,
+        err=("Did you mean python?", "Failed"),
+        absent=("round 1",),
+    ),
+    *(
+        Case(name, command, {"src/say.py": SAY}, code=1, err=err, absent=("round 1",), torch=True)
+        for name, command, err in (
+            ("a script in another directory", "python3 say.py", ("Did you mean src/say.py?",)),
+            ("a script with another name", "python3 src/sya.py", ("Did you mean src/say.py?",)),
+        )
+    ),
     *(
         Case(name, "", {"say.py": script, "job.yaml": JOB + NEVER}, ("-f", "job.yaml"), 1, out, err)
         for name, script, out, err in (

@@ -1,6 +1,9 @@
-"""A warning of commands that may train on each node alone."""
+"""Warnings of commands that may train on each node alone, or lack their script."""
+
+import os
 
 from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.upload.tree import Tree
 from torchrun_api.json import JsonObject, object_at
 from torchrun_runtime.launch.command import decide
 from torchrun_runtime.launch.errors import LaunchError
@@ -30,6 +33,28 @@ def warn_of_command(spec: JsonObject, terminal: Terminal) -> None:
         " torchrun itself, each node trains alone. Use a command such as python train.py, or set"
         " launcher: torchrun to run it in every rank. launcher: none accepts it."
     )
+
+
+def warn_of_missing_script(spec: JsonObject, files: Tree, terminal: Terminal) -> None:
+    """Print a note if the upload lacks the script of the command."""
+    command, directory = spec.get("command"), str(spec.get("workingDir", ""))
+    words = [str(word) for word in command] if isinstance(command, list) else str(command or "")
+    try:
+        script = decide(words, "auto", "", "python").script if words else ""
+    except LaunchError:
+        return
+    path = os.path.normpath(os.path.join(directory, script))
+    may_be_made = "setupCommand" in spec or path.startswith(("/", ".."))
+    if not script or may_be_made or any(file.path == path for file in files.files):
+        return
+    skipped = next((each.reason for each in files.skipped if each.path == path), "")
+    if skipped:
+        why = f"skipped: it {skipped}"
+    elif (files.root / path).exists():
+        why = "an ignore file excludes it"
+    else:
+        why = f"{files.root} has no such file"
+    terminal.note(f"Warning: the upload lacks {path}, which the command runs ({why}).")
 
 
 def _has_several_ranks(spec: JsonObject) -> bool:

@@ -138,6 +138,7 @@ def launch(
     several = settings.ranks > 1 and not settings.gang.is_head
     program = Program(
         argv=torchrun.argv(run),
+        script=run.script,
         may_train_alone=several and settings.launcher == "auto" and not run.under_torchrun,
         store=_store(run, settings.gang),
     )
@@ -193,10 +194,11 @@ class Program(NamedTuple):
     """What a node starts in each round.
 
     may_train_alone: several ranks are wanted, and nothing proves yet that the command starts them.
-    store: of a rendezvous by torchrun.
+    store: of a rendezvous by torchrun. script: see Run.
     """
 
     argv: list[str]
+    script: str
     may_train_alone: bool
     store: RoundStore
 
@@ -238,7 +240,7 @@ def _run_rounds(
     """Run the command in each round of the gang. The cause of its end on this node."""
     cause: Cause | None = cause_of_missed_round()
     leave = _LeaveNotice(rounds)
-    preparation = RoundPreparation(settings, reload)
+    preparation = RoundPreparation(settings, program.script, reload)
     last_round = rounds.newest_round
     command_exit: CommandExit | None = None
     begun_after: float | None = None

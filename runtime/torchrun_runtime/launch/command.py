@@ -28,6 +28,7 @@ _OPERATOR = re.compile(r"[;&|<>()`\n]+")
 _ASSIGNMENTS = re.compile(rf"(?:[A-Za-z_]\w*=(?:{_QUOTED}|[^\s'\"\\;&|<>()`])*[ \t]+)*")
 # An option of python: the last letter of several has a value, in the same word or the next one.
 _PYTHON_OPTION = re.compile(r"-[^cmWX-]*([cmWX]?)(.*)", re.DOTALL)
+_EXPANDS = re.compile(r"[$`*?\[~{]")
 _VARIABLE = re.compile(r"\$\w+|\$\{\w+\}")
 _LAUNCHER = re.compile(r"(?:^|[\s/(`])(torchrun|accelerate|deepspeed)(?:$|[\s)`])")
 _MODULE = re.compile(
@@ -40,6 +41,8 @@ _SIMPLE_COMMAND = re.compile(rf"(?:{_QUOTED}|[^;&|<>()`\n'\"\\])+")
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 # Parts of a line around its command.
 _WORD = rf"(?:{_QUOTED}|[^\s'\"\\;&|<>()`#])+"
+# What stands before the command may have `cd`, or an option such as --directory.
+_CHANGES_DIRECTORY = re.compile(r"(?:^|\s)(?:cd\s|-)")
 _CD = re.compile(rf"cd[ \t]+{_WORD}[ \t]*&&\s*")
 _REDIRECTIONS = rf"(?:[ \t]*\d*(?:>>?|<)[ \t]*(?:&\d|{_WORD}))*"
 _AFTER = re.compile(rf"{_REDIRECTIONS}(?:[ \t]*\|[ \t]*tee(?:[ \t]+{_WORD})*{_REDIRECTIONS})?\s*")
@@ -74,7 +77,8 @@ class Run(NamedTuple):
     the rest of the shell line, which runs once for each node. in_environment: `before` selects the
     environment that has torch, as `uv run` does. starts_ranks: the command is a launcher.
     as_it_is: the unchanged command, which runs instead if there is no torch; empty for a plain
-    python command, which then fails.
+    python command, which then fails. script: the file that python gets, from the working
+    directory; "" if that is not certain.
     """
 
     argv: list[str]
@@ -86,6 +90,7 @@ class Run(NamedTuple):
     in_environment: bool = False
     starts_ranks: bool = False
     as_it_is: tuple[str, ...] = ()
+    script: str = ""
 
 
 class _Parsed(NamedTuple):
@@ -148,6 +153,7 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
             after=line.after,
             in_environment=line.in_environment,
             as_it_is=tuple(as_it_is),
+            script="" if _CHANGES_DIRECTORY.search(line.before) else inner.script,
         )
     if isinstance(command, str) and not starts and _expands_one_command(command):
         # Which part of the line the values belong to is not certain, so each rank runs all of it.
@@ -156,17 +162,12 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
     return Run(as_it_is, False, obstacle, starts_ranks=starts is not None)
 
 
-def with_exec(line: str) -> str:
-    """The shell line with `exec`, if it is one program: the command is then the program itself.
-
-    It gets the signals, and its `kill 0` ends no shell around it.
-    """
+def only_program(line: str) -> str:
+    """The program of a shell line that runs nothing else; "" for other lines."""
     parsed = _parse(line)
     first = parsed.words[0] if parsed.words else ""
     is_program = _PROGRAM.fullmatch(first) and not _BUILTIN.fullmatch(first)
-    if parsed.operator or parsed.assignments or not is_program:
-        return line
-    return f"exec {line.strip()}"
+    return first if is_program and not (parsed.operator or parsed.assignments) else ""
 
 
 def _in_each_rank(command: str | list[str], parsed: _Parsed, python: str) -> Run:
@@ -174,12 +175,21 @@ def _in_each_rank(command: str | list[str], parsed: _Parsed, python: str) -> Run
     script = parsed.words[0].endswith(".py")
     interpreter = python if script else parsed.words[0]
     if isinstance(command, list):
-        return Run([python, *command] if script else list(command), True, why, interpreter)
+        argv = [python, *command] if script else list(command)
+        return Run(argv, True, why, interpreter, script=_script(parsed.words))
     line = f"{shlex.quote(python)} {parsed.rest}" if script else parsed.rest
     # exec: the rank is the python process itself and gets the signals. env: accepts the
     # assignments, which exec does not.
     line = f"exec env {parsed.assignments}{line}" if parsed.assignments else f"exec {line}"
-    return Run([SHELL, "-c", line], True, why, interpreter)
+    return Run([SHELL, "-c", line], True, why, interpreter, script=_script(parsed.words))
+
+
+def _script(words: list[str]) -> str:
+    """The file of a python command; "" for a module, code, or what a shell may expand."""
+    end = _end_of_program(words)
+    option = _PYTHON_OPTION.match(words[end - 2]) if end > 1 else None
+    script = "" if option and option.group(1) in ("c", "m") else words[end - 1]
+    return script if script.endswith(".py") and not _EXPANDS.search(script) else ""
 
 
 def _split(line: str) -> _Line | None:

@@ -7,10 +7,14 @@ gang because it waits for no ranks that do not stop in time.
 
 from __future__ import annotations
 
+import difflib
+import glob
 import os
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Callable, Mapping
 
+from .contract import NOT_FOUND
 from .errors import LaunchError
 from .gang.messages import StartRound, StopRound
 from .network import wait_for_names
@@ -26,8 +30,10 @@ _FOLDERS = ("VIRTUAL_ENV", "PATH", "CONDA_PREFIX", "PYTHONPATH")
 class RoundPreparation:
     """Prepares the rounds of this node, one after the other."""
 
-    def __init__(self, settings: Settings, reload: Reload) -> None:
+    def __init__(self, settings: Settings, script: str, reload: Reload) -> None:
+        """script: of the command, from the working directory; "" if it is not known."""
         self._settings = settings
+        self._script = script
         self._reload = reload
         self._has_names = False
         self._work: Future[None] = Future()
@@ -64,6 +70,27 @@ class RoundPreparation:
             self._has_names = True
         self._reload.update(start)
         enter_directory(settings)
+        _check_script(self._script)
+
+
+def _check_script(script: str) -> None:
+    """Raise LaunchError (CommandNotFound) if the script is missing: no restart would find it."""
+    if not script or os.path.exists(script):
+        return
+    folder, name = os.path.split(os.path.abspath(script))
+    with suppress(OSError):
+        names = [each for each in os.listdir(folder) if each.endswith(".py")]
+        near = difflib.get_close_matches(name, names, 1)
+        below = sorted(glob.glob(os.path.join("*", name)))[:1]
+        found = [os.path.join(os.path.dirname(script), each) for each in near] or below
+        if found:
+            raise _missing(script, f" Did you mean {found[0]}?")
+    raise _missing(script, "")
+
+
+def _missing(script: str, hint: str) -> LaunchError:
+    message = f"The working directory {os.getcwd()} has no file {script}.{hint}"
+    return LaunchError("CommandNotFound", message, exit_code=NOT_FOUND)
 
 
 def describe_hidden(settings: Settings, environment: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 import shutil
@@ -9,12 +10,14 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from .command import SHELL, Run, with_exec
+from .command import SHELL, Run, only_program
+from .contract import NOT_FOUND
 from .errors import LaunchError
 
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _RUN = "torch.distributed.run"
 _IN_ENVIRONMENT = ["python"]
+_FREQUENT = ("python", "python3", "torchrun", "accelerate")
 _PROBE_SECONDS = 60
 _ENVIRONMENT_SECONDS = 1800  # the first start may install the environment
 
@@ -37,16 +40,35 @@ def with_torch(run: Run) -> Run:
 def argv(run: Run) -> list[str]:
     """The whole command line. torchrun reads nodes and rendezvous from PET_*.
 
-    Raises LaunchError (TorchMissing) if the image has no torch.
+    Raises LaunchError (TorchMissing, CommandNotFound) for what the image lacks.
     """
     if not run.under_torchrun:
         *shell, line = run.argv
-        return [*shell, with_exec(line)] if shell == [SHELL, "-c"] else run.argv
+        return _shell_line(line) if shell == [SHELL, "-c"] else run.argv
     program = [*_IN_ENVIRONMENT, "-m", _RUN] if run.in_environment else _program(run)
     ranks = [*program, "--no-python", *run.argv]
     if not (run.before or run.after):
         return ranks
     return [SHELL, "-c", f"{run.before}{shlex.join(ranks)}{run.after}"]
+
+
+def _shell_line(line: str) -> list[str]:
+    """The line, with `exec` if it is one program: the command is then the program itself.
+
+    It gets the signals, and its `kill 0` ends no shell around it.
+    """
+    program = only_program(line)
+    if program and "/" not in program and not shutil.which(program):
+        near = difflib.get_close_matches(
+            program, ("python", "python3", "torchrun", "accelerate"), 1
+        )
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise LaunchError(
+            "CommandNotFound",
+            f"The image has no program {program}.{hint} PATH: {os.environ.get('PATH', '')}",
+            exit_code=NOT_FOUND,
+        )
+    return [SHELL, "-c", f"exec {line.strip()}" if program else line]
 
 
 def python_of_torchrun(run: Run) -> list[str]:

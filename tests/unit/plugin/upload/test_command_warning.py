@@ -1,11 +1,13 @@
 """Commands that may train on each node alone."""
 
 import io
+from pathlib import Path
 
 import pytest
 
 from kubectl_torchrun.terminal import Terminal
-from kubectl_torchrun.upload.command_warning import warn_of_command
+from kubectl_torchrun.upload import tree
+from kubectl_torchrun.upload.command_warning import warn_of_command, warn_of_missing_script
 
 
 def warning(**spec: object) -> str:
@@ -40,3 +42,30 @@ def test_an_opaque_command_of_several_ranks_is_named(
 )
 def test_other_commands_are_not(spec: dict[str, object]) -> None:
     assert warning(**spec) == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"command": "python trian.py"}, "the upload lacks trian.py"),
+        ({"command": "python ignored.py"}, "an ignore file excludes it"),
+        ({"command": "python token.pem.py", "workingDir": "src"}, "src/token.pem.py"),
+        ({"command": "python train.py", "workingDir": "src"}, "the upload lacks src/train.py"),
+        ({"command": "python train.py"}, ""),
+        ({"command": "python ./train.py"}, ""),
+        ({"command": "python /opt/train.py"}, ""),
+        ({"command": "cd src && python other.py"}, ""),
+        ({"command": "python made.py", "setupCommand": "touch made.py"}, ""),
+        ({"command": "python 'unfinished"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_script_that_is_not_uploaded_is_named(
+    spec: dict[str, object], text: str, tmp_path: Path
+) -> None:
+    for name, content in (("train.py", ""), ("ignored.py", ""), (".gitignore", "ignored.py\n")):
+        (tmp_path / name).write_text(content)
+    err = io.StringIO()
+    warn_of_missing_script(spec, tree.scan(tmp_path), Terminal(io.StringIO(), err))  # type: ignore[arg-type]
+    assert text in err.getvalue()
+    assert bool(text) == bool(err.getvalue())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_runtime.launch.command import SHELL, Run, decide, with_exec
+from torchrun_runtime.launch.command import SHELL, Run, decide, only_program
 from torchrun_runtime.launch.errors import LaunchError
 
 PYTHON = "/usr/bin/python3"
@@ -272,16 +272,37 @@ def test_accepts_a_command_that_repeats_the_job(command: str, nnodes: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("line", "started"),
+    ("line", "program"),
     [
-        (" bash run.sh\n", "exec bash run.sh"),
-        ("./run.sh $X # notes", "exec ./run.sh $X # notes"),
-        *(
-            (line, line)
-            for line in ("bash run.sh; date", "A=1 bash run.sh", "$RUN", ". run.sh", "#")
-        ),
-        *((line, line) for line in ("exit 3", "cd /", "time bash run.sh", "source run.sh")),
+        (" bash run.sh\n", "bash"),
+        ("./run.sh $X # notes", "./run.sh"),
+        *((line, "") for line in ("bash run.sh; date", "A=1 bash run.sh", "$RUN", ". run.sh", "#")),
+        *((line, "") for line in ("exit 3", "cd /", "time bash run.sh", "source run.sh")),
     ],
 )
-def test_one_program_replaces_the_shell_around_it(line: str, started: str) -> None:
-    assert with_exec(line) == started
+def test_one_program_is_told_from_other_lines(line: str, program: str) -> None:
+    assert only_program(line) == program
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python train.py", "train.py"),
+        ("python -u -W ignore 'my train.py' --config x.py", "my train.py"),
+        ("train.py a", "train.py"),
+        (["python3", "src/train.py"], "src/train.py"),
+        ("A=1 python train.py", "train.py"),
+        ("uv run train.py 2>&1 | tee log", "train.py"),
+        # What is not certain:
+        ("cd src && python train.py", ""),
+        ("uv run --directory src python train.py", ""),
+        ("python -m pkg.py", ""),
+        ("python -c 'import x.py'", ""),
+        ("python $SCRIPT.py", ""),
+        ("python src/*.py", ""),
+        ("python main --config x.py", ""),
+        ("bash train.sh", ""),
+    ],
+)
+def test_the_script_is_known_where_it_is_certain(command: str | list[str], script: str) -> None:
+    assert decided(command).script == script

@@ -160,7 +160,7 @@ def test_the_next_round_waits_again_for_a_name(
         "PET_MASTER_ADDR": "node-0",
     }
     settings = from_environment(environment)
-    preparation = RoundPreparation(settings, Reload(None, "", 0.0))
+    preparation = RoundPreparation(settings, "train.py", Reload(None, "", 0.0))
     stops = [StopRound(0), StopRound(1)]
     asked = resolver.is_asked
     assert preparation.run(StartRound(0), lambda: stops[0] if asked.is_set() else None) == stops[0]
@@ -171,6 +171,12 @@ def test_the_next_round_waits_again_for_a_name(
     resolver.names.append("node-0")
     with pytest.raises(LaunchError, match="Cannot enter the working directory"):
         preparation.run(StartRound(3), lambda: None)
-    directory.mkdir()
-    assert preparation.run(StartRound(4), lambda: None) is None
+    (directory / "src").mkdir(parents=True)
+    with pytest.raises(LaunchError, match=r"has no file train.py\.$"):
+        preparation.run(StartRound(4), lambda: None)
+    (directory / "src" / "train.py").touch()
+    with pytest.raises(LaunchError, match=r"Did you mean src/train.py\?"):
+        preparation.run(StartRound(5), lambda: None)
+    (directory / "train.py").touch()
+    assert preparation.run(StartRound(6), lambda: None) is None
     assert Path.cwd() == directory
