@@ -187,7 +187,10 @@ LAUNCHER = (
         _only(NOT_EXECUTABLE), "The program cannot be executed.", ("CommandNotExecutable",), True
     ),
     ExitStatus(
-        _only(NOT_FOUND), "The program does not exist.", ("CommandNotFound",), permanent=True
+        _only(NOT_FOUND),
+        "The program or the script does not exist.",
+        ("CommandNotFound",),
+        permanent=True,
     ),
     ExitStatus(
         range(SIGNAL_BASE + 1, SIGNAL_BASE + 65),
