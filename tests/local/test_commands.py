@@ -384,6 +384,15 @@ def command_line(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "kubectl_torchrun", "run", "--local", *arguments]
 
 
+def write_files(case: Case, directory: Path) -> None:
+    """Make the directory of a row."""
+    directory.mkdir()
+    for name, text in case.files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text, newline="")
+        (directory / name).chmod(0o755)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_comes_out(case: Case, tmp_path: Path) -> None:
     if case.torch and not TORCH:
@@ -391,11 +400,7 @@ def test_what_comes_out(case: Case, tmp_path: Path) -> None:
     if case.no_torch and TORCH:
         pytest.skip("this Python has torch")
     directory = tmp_path / "project"
-    directory.mkdir()
-    for name, text in case.files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text, newline="")
-        (directory / name).chmod(0o755)
+    write_files(case, directory)
     command = [case.command] if case.command else []
     ended = subprocess.run(
         command_line(*case.options, *command),
