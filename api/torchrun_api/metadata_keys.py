@@ -214,7 +214,7 @@ METADATA_KEYS = (
         (ADMINISTRATOR,),
         (CONTROLLER,),
         "Machines that are off and have no Node any more, as `ATTEMPT/NODE,...`. Their pods no "
-        "longer count as running. See [lost nodes](lost-nodes.md).",
+        "longer count as running. See [lost nodes](failures.md#lost-machines).",
     ),
     _annotation(
         names.SOURCE,

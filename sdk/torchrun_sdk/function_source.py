@@ -80,9 +80,9 @@ def _check_name(function: Callable[..., Any]) -> None:
         return
     name = f"{function.__module__}.{function.__qualname__}"
     raise UsageError(
-        f"The pods would call another function: {name} is not the function that you called, which"
-        " has its name from functools.wraps or a base class, or was defined anew. Define a function"
-        " at the top level that calls it."
+        f"The pods would call another function: {name} is not the function that you called. It has"
+        " its name from functools.wraps or a base class, or the name was defined again later."
+        " Define a function at the top level that calls it."
     )
 
 

@@ -2,7 +2,7 @@
 
     python -m faults.campaign restart "write PATCH jobs/train-r1 #1" dropped
 
-with `tests` on the path plays one of them and prints its trace (see docs/faults.md).
+with `tests` on the path plays one of them and prints its trace (see CONTRIBUTING.md).
 """
 
 import functools

@@ -14,8 +14,8 @@ OPENING = """# Metrics
 
 Query the controller's metrics, or write your own alerts and dashboards: names and labels are
 stable. Every replica serves them on port 8080 at `/metrics`, as text or OpenMetrics. See
-[monitoring](monitoring.md) for Prometheus and Grafana, and the [runbooks](runbooks.md) for the
-shipped alerts.
+[monitoring](operations.md#monitoring) for Prometheus and Grafana, and the
+[runbooks](runbooks.md) for the shipped alerts.
 
 - **Counters** start at 0 in each process, and a new leader counts nothing twice. Use
   `sum(increase(...))` over all replicas.

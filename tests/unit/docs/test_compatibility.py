@@ -1,4 +1,4 @@
-"""docs/compatibility.md claims the versions that `make test` and `make matrix` run, and no others."""
+"""docs/upgrade.md claims the versions that `make test` and `make matrix` run, and no others."""
 
 import re
 import tomllib
@@ -8,7 +8,7 @@ import yaml
 from pages import ROOT
 from torchrun_cluster.binaries import DEFAULT_KUBERNETES
 
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "upgrade.md"
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
