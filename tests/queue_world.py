@@ -14,7 +14,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.meta import Condition, ConditionStatus
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.queue import (
     ObservedQueue,

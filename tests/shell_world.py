@@ -30,7 +30,7 @@ from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile import Observed, Plan, reconcile
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.queue import ObservedQueue, QueuePlan, reconcile_queue

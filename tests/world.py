@@ -37,7 +37,7 @@ from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.conditions import ADMITTED
 from torchrun_controller.reconcile.model.observed import FailedRound, RestartsInPlace, Vanished
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.placement.affinity import HOSTNAME
+from torchrun_controller.reconcile.placement import HOSTNAME
 from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader, index_of
 from torchrun_controller.reconcile.spec.requests import admission_of, requests_of
 from torchrun_controller.reconcile.spec.size import size_of

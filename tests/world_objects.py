@@ -39,8 +39,7 @@ from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.model.conditions import ADMITTED
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Group, Vanished
+from torchrun_controller.reconcile.model.observed import Group, Installed, Vanished
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.pods.lifecycle import alive
 

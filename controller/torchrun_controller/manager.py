@@ -43,8 +43,7 @@ from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.metrics.watches import WatchObserver
 from torchrun_controller.metrics.work_queues import QueueObserver, watch_queue
 from torchrun_controller.reconcile.admission.coordinator import admit
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Defaults
+from torchrun_controller.reconcile.model.observed import Defaults, Installed
 from torchrun_controller.reconcile.queue import reconcile_queue
 from torchrun_controller.settings import Settings
 from torchrun_controller.workqueue import AsyncWorkQueue

@@ -15,7 +15,7 @@ from faults.usage import KINDS, Amounts, Usage, amounts_of, charge_of
 from gates import may_train
 from torchrun_api import names
 from torchrun_api.status import TERMINAL
-from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
+from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS
 
 # The maximum age of a cache: a decision by an earlier quota is no violation.
 LAG = timedelta(seconds=150)

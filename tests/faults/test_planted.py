@@ -16,7 +16,7 @@ from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.leader.election import Election
 from torchrun_controller.reconcile.admission.quota import RESOURCES, QueueQuota, Usage
-from torchrun_controller.reconcile.gang import fence, gang, gate, suspension
+from torchrun_controller.reconcile.gang import fence, gang, gate, state
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.job import dependencies, steps
 from torchrun_controller.reconcile.job.running import service_refused
@@ -116,7 +116,7 @@ def lost_nodes_are_trusted(plant: pytest.MonkeyPatch) -> None:
 
 
 def suspensions_are_trusted(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(suspension, "find_loss", lambda *_: (None, None))
+    plant.setattr(state, "find_loss_in_suspension", lambda *_: (None, None))
 
 
 def the_number_of_an_attempt_comes_again(plant: pytest.MonkeyPatch) -> None:

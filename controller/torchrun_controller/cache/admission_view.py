@@ -32,9 +32,8 @@ from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluste
 from torchrun_controller.reconcile.admission.model import ClusterState, Workload
 from torchrun_controller.reconcile.admission.orphans import is_foreign, orphaned_workloads
 from torchrun_controller.reconcile.admission.statuses import JobAdmission, job_admission
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, uses_room
 from torchrun_controller.reconcile.pods.nodes import find_lost_nodes
-from torchrun_controller.reconcile.pods.ownership import uses_room
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.workqueue import WorkQueue
 

@@ -20,8 +20,7 @@ from torchrun_controller.cache.informer import Informer, Observer, longest_silen
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Group
+from torchrun_controller.reconcile.model.observed import Group, Installed
 from torchrun_controller.reconcile.schedulers.table import OBSERVED_GROUP_KINDS, SCHEDULERS
 
 OWNER_INDEX = "owner"

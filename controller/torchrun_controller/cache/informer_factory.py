@@ -14,9 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import (
-    Pod,
-)
+from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import (
     CLAIMS,
@@ -47,8 +45,7 @@ from torchrun_controller.cache.vanished_workers import VanishedWorkers
 from torchrun_controller.client import Transport
 from torchrun_controller.client.discovery import Discovery
 from torchrun_controller.clock import SYSTEM, Clock
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.observed import Installed, Observed
 from torchrun_controller.reconcile.pods.lifecycle import alive, index_of
 from torchrun_controller.watch import CLIENT_GO, Timings
 from torchrun_controller.workqueue import INITIAL, WorkQueue

@@ -18,11 +18,11 @@ from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile.job import dependencies
-from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import (
     Base,
     Conflict,
     Group,
+    Installed,
     Observed,
     ObservedCluster,
     ObservedGang,
@@ -31,9 +31,13 @@ from torchrun_controller.reconcile.model.observed import (
     Rejection,
     Vanished,
 )
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_still_run
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    is_worker_of,
+    may_still_run,
+)
 from torchrun_controller.reconcile.pods.nodes import find_mass_silence, is_ready
-from torchrun_controller.reconcile.pods.ownership import is_worker_of
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of a job or a queue: what the work queues hold."""

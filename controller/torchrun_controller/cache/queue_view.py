@@ -19,9 +19,9 @@ from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import QUEUE_INDEX, Key, index_key
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.queue import ObservedQueue, jobs, kai
-from torchrun_controller.reconcile.queue.model import NOT_SYNCED
+from torchrun_controller.reconcile.model.observed import Installed
+from torchrun_controller.reconcile.queue import ObservedQueue, kai
+from torchrun_controller.reconcile.queue.model import NOT_SYNCED, state_of
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 # Seconds, on average. A count reads all jobs of a queue, so a burst of changes causes one count. It
@@ -172,7 +172,7 @@ class QueueView:
 
 
 def _counted_state(job: TorchrunJob | None) -> object:
-    return None if job is None else (job.spec.job_queue, jobs.state_of(job))
+    return None if job is None else (job.spec.job_queue, state_of(job))
 
 
 def _kai_fields(queue: TorchrunQueue | None) -> object:

@@ -17,7 +17,7 @@ from torchrun_api.kinds import KAI_TOPOLOGIES, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from torchrun_api.meta import Wire
 from torchrun_api.names import OWN_CATEGORY
 from torchrun_controller.client import ApiError, ConfigError, Disconnected, Transport
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.table import API_GROUPS
 
 INTERVAL = 10.0  # seconds between two requests

@@ -12,7 +12,7 @@ from torchrun_controller.client.errors import ApiError, Disconnected
 from torchrun_controller.client.responses import read_children, read_object
 from torchrun_controller.client.session import Requests
 from torchrun_controller.client.write_errors import UnavailableError, raise_if_unavailable
-from torchrun_controller.reconcile.pods.ownership import is_worker_of
+from torchrun_controller.reconcile.pods.lifecycle import is_worker_of
 
 # Selects the pods that have not ended.
 NOT_ENDED = "status.phase!=Succeeded,status.phase!=Failed"

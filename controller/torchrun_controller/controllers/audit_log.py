@@ -13,8 +13,8 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, TorchrunJobStatus
-from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.model.times import order_of
 
 
 class Line(Struct, frozen=True):

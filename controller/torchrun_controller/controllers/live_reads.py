@@ -22,10 +22,10 @@ from torchrun_api.kinds import CLAIMS, JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.reconcile.gang.gang import stale_attempts
-from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.messages import count_of
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Plan
+from torchrun_controller.reconcile.model.times import find_end
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 
 

@@ -12,10 +12,10 @@ from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.gang.gang import RESIZES
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
-from torchrun_controller.reconcile.model.attempts import order_of
 from torchrun_controller.reconcile.model.observed import Observed
+from torchrun_controller.reconcile.model.times import order_of
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.workspace.sync_results import read_result
+from torchrun_controller.reconcile.workspace.sync_pods import read_result
 
 _MAX_EXEMPLAR = 110  # OpenMetrics allows 128 characters for names and values together
 

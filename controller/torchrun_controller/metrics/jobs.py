@@ -23,7 +23,7 @@ from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.admission.model import QueueSummary
-from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
+from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 MAX_WAITS = 200  # most series of torchrun_queue_waiting_jobs

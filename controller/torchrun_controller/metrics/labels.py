@@ -3,7 +3,7 @@
 import re
 
 from torchrun_controller.cache.observe import Key
-from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
+from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS
 
 MAX_QUEUES = 100
 MAX_REASONS = 60  # besides those that alerts name

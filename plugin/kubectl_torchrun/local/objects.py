@@ -27,8 +27,8 @@ from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress, TorchrunJobStatus
 from torchrun_controller.reconcile import Observed
-from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import (
+    Installed,
     ObservedCluster,
     ObservedGang,
     RestartsInPlace,

@@ -33,8 +33,8 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CLAIMS, JOBS, PODS, SECRETS, SERVICES
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile import Apply, Defaults, Observed, reconcile
-from torchrun_controller.reconcile.model.installed import Installed
 from torchrun_controller.reconcile.model.observed import (
+    Installed,
     ObservedCluster,
     ObservedGang,
     ObservedWorkspace,

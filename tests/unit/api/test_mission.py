@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from queue_world import KAI, QueueWorld, kai_queue, make_trq
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from world import World, make_job, make_queue
 

@@ -14,7 +14,7 @@ from torchrun_api.kinds import Kind
 from torchrun_controller.cache.group_view import GroupView, select_kinds
 from torchrun_controller.cache.informer import Unobserved
 from torchrun_controller.cache.store import Change
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from torchrun_controller.reconcile.schedulers.native import NATIVE_GROUPS

@@ -17,7 +17,7 @@ from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.progress_reports import Worker
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.serving.checks import caches_synced, watches_alive
 from torchrun_controller.workqueue import WorkQueue
 

@@ -12,7 +12,7 @@ from torchrun_api.meta import Condition
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.queue_view import QueueView
 from torchrun_controller.clock import Clock
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.watch import Interrupted
 from torchrun_controller.workqueue import WorkQueue
 from world import START

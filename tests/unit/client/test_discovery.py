@@ -14,7 +14,7 @@ from torchrun_api.kinds import PODS, Kind
 from torchrun_api.names import OWN_CATEGORY
 from torchrun_controller.client import ConfigError, Response, Transport
 from torchrun_controller.client.discovery import Discovery
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 
 VOLCANO = ("scheduling.volcano.sh/v1beta1", "podgroups")
 

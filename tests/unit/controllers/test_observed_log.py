@@ -11,7 +11,7 @@ from observed_log import main, plan_of
 from torchrun_controller.controllers.observed_log import reconcile_logged
 from torchrun_controller.logs import configure
 from torchrun_controller.reconcile import reconcile
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from world import DEFAULTS, World, make_job, make_queue
 

@@ -11,7 +11,7 @@ from torchrun_api.status import Phase
 from torchrun_controller.metrics.jobs import MAX_WAITS
 from torchrun_controller.metrics.labels import MAX_QUEUES, MAX_REASONS
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
-from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
+from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS
 
 OTHERS = ("", "(others)")
 

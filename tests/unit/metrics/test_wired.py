@@ -7,7 +7,7 @@ from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.manager import Components, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from torchrun_controller.settings import parse
 

@@ -15,7 +15,7 @@ import yaml
 from torchrun_api.status import PHASES
 from torchrun_controller.metrics import reference
 from torchrun_controller.metrics.labels import CHOSEN_BY_USERS
-from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
+from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "manifests" / "monitoring"

@@ -14,7 +14,8 @@ import pytest
 
 from torchrun_api.contents import Entry, Manifest, pack
 from torchrun_api.quantity import parse
-from torchrun_controller.reconcile.objects import serve_pod, sync_pod
+from torchrun_controller.reconcile.objects import sync_pod
+from torchrun_controller.reconcile.objects.sync_pod import SERVE_MEMORY
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime.syncing import Json, digest, process
@@ -101,4 +102,4 @@ def test_a_server_with_a_new_revision_and_many_workers(tmp_path: Path):
                 assert len(set(workers.map(fetch, range(16)))) == 1
         used = peak(server.pid)
         server.stdin.close()
-    assert used < 0.8 * parse(serve_pod.MEMORY)
+    assert used < 0.8 * parse(SERVE_MEMORY)

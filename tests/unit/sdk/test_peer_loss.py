@@ -3,7 +3,7 @@
 import pytest
 
 from torchrun_api.peer_loss import PEER_LOSS
-from torchrun_controller.reconcile.gang.peer_loss import PEER_WAIT
+from torchrun_controller.reconcile.gang.failures import PEER_WAIT
 from torchrun_sdk import errors, peer_loss
 from torchrun_sdk.call_state import CallState, Wait
 from torchrun_sdk.spec import RAISED, Exited, Raised, Result

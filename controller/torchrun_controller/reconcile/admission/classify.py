@@ -19,8 +19,12 @@ from torchrun_api.queue import NodeResources, TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
-from torchrun_controller.reconcile.pods.ownership import uses_room
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    may_create_pods,
+    uses_room,
+)
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.requests import (
@@ -29,7 +33,7 @@ from torchrun_controller.reconcile.spec.requests import (
     requests_of,
     requests_of_pods,
 )
-from torchrun_controller.reconcile.spec.scheduling import scheduling_of
+from torchrun_controller.reconcile.spec.resolve import scheduling_of
 from torchrun_controller.reconcile.spec.size import size_of
 
 _LONGEST_KEY = 317  # of a taint: a prefix, "/" and a name

@@ -16,16 +16,11 @@ from torchrun_controller.reconcile.gang.gang import (
     is_recorded,
     unrecorded_ends,
 )
-from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.plan import Delete
+from torchrun_controller.reconcile.model.times import whole_attempts
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import (
-    alive,
-    attempt_of,
-    delete_job,
-    delete_pod,
-)
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job, delete_pod
 
 # Seconds for the survivors of a failed gang: their peers are gone, so there is nothing to save.
 SURVIVOR_GRACE = 5

@@ -18,11 +18,11 @@ from torchrun_api.job import Elastic, TorchrunJob
 from torchrun_api.meta import ConditionStatus
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.gang.gang import BY_THE_USER, SHRINKING, has_new_spec
-from torchrun_controller.reconcile.model.attempts import whole_attempts
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import State
+from torchrun_controller.reconcile.model.times import whole_attempts
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import count_scheduled
 from torchrun_controller.reconcile.pods.nodes import NODES_RETRY, NOT_READ, find_loss

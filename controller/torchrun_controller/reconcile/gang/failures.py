@@ -1,18 +1,41 @@
-"""The root cause of a failed gang, as opposed to the consequences on other ranks."""
+"""The root cause of a failed gang, as opposed to the consequences on other ranks.
+
+A rank that lost its peer is not the cause: the failure of the peer is, and may show up later.
+"""
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.core import Pod, StateTerminated
+from torchrun_api.core import Job, Pod, StateTerminated
+from torchrun_api.meta import Condition
 from torchrun_api.names import MOST_GANGS
-from torchrun_api.status import Attempt, LastFailure
-from torchrun_controller.reconcile.gang import peer_loss
-from torchrun_controller.reconcile.model import decode
-from torchrun_controller.reconcile.model.observed import ReportedFailure
+from torchrun_api.peer_loss import PEER_LOSS
+from torchrun_api.status import Attempt, LastFailure, WorkersStatus
+from torchrun_controller.reconcile.model.observed import (
+    Number,
+    ObservedGang,
+    ReportedFailure,
+    decode_json,
+)
+from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.pods.lifecycle import alive
 
+_PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
+# A launcher exits within a second of its rank, and its kubelet reports that within another.
+CAUSE_WAIT = timedelta(seconds=3)
+# Overloaded nodes took more than three seconds (at a load of 20). A restart that is some seconds
+# later is better than the wrong cause.
+PEER_WAIT = timedelta(seconds=10)
+# The clock of the controller may be behind those of nodes and API server by this much.
+CLOCK_SKEW = timedelta(minutes=5)
+
+
+# The launcher's reason if it stopped its ranks because of a failure on another node.
+PEER_FAILED = "PeerFailed"
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 # Reasons of the pod's status. They win over the message of its container.
 POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
@@ -42,12 +65,38 @@ FENCED = "Fenced"
 UNPROVEN = "FenceUnproven"
 LAUNCHER_DISRUPTIONS = frozenset({FENCED, UNPROVEN})
 _LATEST = datetime.max.replace(tzinfo=UTC)
+# How long a failed Job waits for the ends of its pods, which show the root cause: watches lag. A
+# watch that fails repeatedly is retried after 60 s at the latest.
+WATCH_LAG = timedelta(seconds=70)
+
+
+def is_secondary(failure: LastFailure) -> bool:
+    """Whether the failure is the loss of a peer, by its reason or its message."""
+    return failure.reason == PEER_FAILED or bool(_PEER_LOSS.search(failure.message))
+
+
+def peer_wait_left(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
+    """Return the seconds to wait for the failure of the peer; None where it cannot come."""
+    if not is_secondary(failure) or not any(alive(pod) for pod in pods):
+        return None
+    return wait_left(failure, now, PEER_WAIT)
+
+
+def wait_left(failure: LastFailure, now: datetime, wait: timedelta = CAUSE_WAIT) -> float | None:
+    """Return the seconds that are left of `wait` since the failure; None for no more.
+
+    A time in the future is that of a clock that is ahead: the whole wait is left. Nothing waits for
+    a time that is further ahead than CLOCK_SKEW.
+    """
+    if failure.time is None or not -CLOCK_SKEW <= (age := now - failure.time) < wait:
+        return None
+    return (wait - max(age, timedelta())).total_seconds()
 
 
 class LauncherMessage(ReportedFailure, frozen=True, kw_only=True):
     """The termination message that the launcher writes."""
 
-    restarts_in_place: decode.Number = 0
+    restarts_in_place: Number = 0
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +140,7 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
         grade = 0
     elif failure.reason == HUNG:
         grade = 1
-    elif failure.reason == peer_loss.PEER_FAILED:
+    elif failure.reason == PEER_FAILED:
         grade = 5  # the Job controller deletes the pod with the cause, which may still run
     elif failure.reason == POD_DELETED:
         grade = 6
@@ -101,7 +150,7 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
         grade = 4
     elif failure.signal:
         grade = 2
-    elif peer_loss.is_secondary(failure):
+    elif is_secondary(failure):
         grade = 5
     else:
         grade = 3
@@ -116,7 +165,7 @@ def choose_cause(recorded: LastFailure | None, later: LastFailure) -> LastFailur
     if recorded is None:
         return later
     is_better = precedence(later) < precedence(recorded)
-    return later if is_better and not peer_loss.is_secondary(later) else recorded
+    return later if is_better and not is_secondary(later) else recorded
 
 
 def failure_of(pod: Pod) -> Failure | None:
@@ -243,9 +292,48 @@ def _terminated(pod: Pod) -> StateTerminated:
 
 def _launcher_message(message: str) -> LauncherMessage:
     """Return the launcher's message; an empty one where there is none, or a truncated one."""
-    return decode.read(message, LauncherMessage) or LauncherMessage()
+    return decode_json(message, LauncherMessage) or LauncherMessage()
 
 
 def _last_line(message: str) -> str:
     lines = message.strip().splitlines()
     return lines[-1].strip()[:500] if lines else ""
+
+
+def failure_of_job(
+    gang: ObservedGang, child: Job, failed: Condition, recorded: WorkersStatus | None
+) -> Failure:
+    """Return the failure of a Job by its condition. `recorded`: the workers in the status, if any.
+
+    Missing pods that have run were removed, which is a disruption. Others may have failed unseen.
+    """
+    return Failure(
+        details=LastFailure(
+            reason=failed.reason or "JobFailed",
+            message=failed.message or f"Job {child.metadata.name} failed",
+            time=failed.last_transition_time,
+        ),
+        disruption=_misses_pods(gang) and (recorded is None or not recorded.pending),
+    )
+
+
+def pods_wait_left(
+    gang: ObservedGang,
+    child: Job,
+    failure: LastFailure,
+    recorded: WorkersStatus | None,
+    now: datetime,
+) -> float | None:
+    """Return the seconds for which the cache may still show the ends of the pods; None for no wait.
+
+    A Job fails only when all of its pods have ended. A pod that still runs in the cache is outdated
+    there, and a pod that was never seen may be new. A pod that was seen and is gone was removed.
+    """
+    own_pods = (pod for pod in gang.workers if pod.metadata.controlled_by(child.metadata.uid))
+    is_outdated = any(alive(pod) for pod in own_pods)
+    has_unseen_pods = _misses_pods(gang) and (recorded is None or recorded.pending > 0)
+    return wait_left(failure, now, WATCH_LAG) if is_outdated or has_unseen_pods else None
+
+
+def _misses_pods(gang: ObservedGang) -> bool:
+    return len(gang.workers) < head_and_workers.nodes_of(gang.current_job)

@@ -1,66 +1,44 @@
-"""The gang of the present attempt: whether its child Job exists, its state, and its records."""
+"""A gang: whether its child Job exists, its records, and the Jobs of the next one."""
 
-from collections.abc import Mapping
 from datetime import datetime
 
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.core import Job, Node
+from torchrun_api.core import Job
 from torchrun_api.job import TorchrunJob
+from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
-from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
-from torchrun_controller.reconcile.gang import (
-    deletion,
-    fence,
-    gate,
-    job_failure,
-    peer_loss,
-    suspension,
-)
-from torchrun_controller.reconcile.gang.failures import (
-    POD_DELETED,
-    Cause,
-    Failure,
-    find_root_cause,
-    node_failure,
-)
-from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS, Counts
-from torchrun_controller.reconcile.model import decode
-from torchrun_controller.reconcile.model.attempts import whole_attempts
+from torchrun_api.status import Attempt, LastFailure
+from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang.failures import Cause
+from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.conditions import Reason
-from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
-from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
-from torchrun_controller.reconcile.model.phases import State
-from torchrun_controller.reconcile.model.times import seconds_of_gang
-from torchrun_controller.reconcile.pods import head_and_workers, waiting
-from torchrun_controller.reconcile.pods.lifecycle import (
-    alive,
-    attempt_of,
-    count_scheduled,
-    count_workers,
+from torchrun_controller.reconcile.model.observed import (
+    Defaults,
+    Observed,
+    ObservedGang,
+    RefusedWrites,
+    decode_json,
 )
-from torchrun_controller.reconcile.schedulers import groups
-from torchrun_controller.reconcile.workspace import delivery
+from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.model.times import seconds_of_gang
+from torchrun_controller.reconcile.objects.child_job import child_job, worker_template
+from torchrun_controller.reconcile.objects.environment import Environment
+from torchrun_controller.reconcile.placement import (
+    add_preference,
+    nodes_with_checkpoints,
+    prefer_checkpoint_nodes,
+)
+from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
+from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, of_head
+from torchrun_controller.reconcile.workspace.reload import annotate_template
 
 # Ends of a gang that is replaced by one of another size.
 BY_THE_USER, SHRINKING = "Resizing", "Shrinking"
 RESIZES = frozenset({BY_THE_USER, SHRINKING})
-STARTING = "WorkersStarting"  # the reason of a gang without trouble whose pods do not all run
-
-
-class GangState(msgspec.Struct, frozen=True):
-    """The state of a gang. `seconds_left`: until a failure counts without a better cause.
-
-    `stopped` is since when not all pods run, although the status may say so: no controller may have
-    seen it.
-    """
-
-    state: State
-    why: Reason
-    failure: Failure | None = None
-    seconds_left: float | None = None
-    stopped: datetime | None = None
+AVOIDANCE_WEIGHT = 100
 
 
 def exists(job: TorchrunJob, gang: ObservedGang) -> bool:
@@ -147,7 +125,7 @@ def _to_attempt(cause: Cause) -> Attempt:
 
 
 def _cause(child: Job) -> Cause | None:
-    return decode.read(child.metadata.annotations.cause, Cause)
+    return decode_json(child.metadata.annotations.cause, Cause)
 
 
 def latest_attempt(job: TorchrunJob, gang: ObservedGang) -> int:
@@ -195,160 +173,6 @@ def is_complete(child: Job) -> bool:
     return any((c.type, c.status) == ("Complete", "True") for c in child.status.conditions)
 
 
-def evaluate_state(
-    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
-) -> GangState:
-    """Return the state of the gang of the present attempt; `unfenced` may keep its gate closed.
-
-    The condition of the Job decides on success: some succeeded pods prove nothing about the others.
-    Where a head has a Job of its own, the Job of the workers matters only for failures. A failure
-    counts from the first failed pod on, well before the Job is Failed. A pod that lost a peer waits
-    a moment for the failure of that peer, a deleted pod for Kueue's suspension of the Job.
-    """
-    job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
-    completed_job = find_completed_job(gang)
-    if completed_job is not None:
-        size = head_and_workers.nodes_of(completed_job)
-        message = f"{size} of {count_of(size, 'pod')} succeeded."
-        if head_and_workers.has_head(completed_job):
-            message = "The head succeeded."
-        stopped = _time_of(completed_job, "Complete")
-        return GangState(State.GANG_SUCCEEDED, Reason("Completed", message), stopped=stopped)
-    child = gang.current_job
-    deletion_failure = deletion.find_deletion(job, gang)
-    if head_and_workers.head_has_succeeded(gang) and not child.metadata.terminating:
-        return GangState(*_progress(observed, unfenced, now))
-    failed_job = head_and_workers.find_failed_job(gang)
-    if failed_job is None and deletion_failure is None:
-        loss, seconds_left = suspension.find_loss(gang, unfenced, now)
-        if loss is not None:
-            why = failure_reason(loss.details)
-            times = (loss.details.time, _time_of(child, "Suspended"))
-            stopped = min((time for time in times if time is not None), default=None)
-            return GangState(State.GANG_FAILED, why, loss, stopped=stopped)
-        if child.spec.suspend:
-            # The Job controller deletes the pods, which is not a failure.
-            return GangState(
-                *_suspension(job, gang),
-                stopped=_time_of(child, "Suspended"),
-                seconds_left=seconds_left,
-            )
-    failure = _pod_failure(gang, nodes, now)
-    if deletion_failure is not None and (
-        failure is None or deletion.precedes(deletion_failure, failure)
-    ):
-        return _failed_state(deletion_failure)
-    seconds_left = None
-    if failure is not None:
-        seconds_left = _cause_wait_left(gang, failure.details, now)
-    elif failed_job is not None:
-        # No pod shows why.
-        recorded_workers = job.status.workers if is_recorded(job, gang) else None
-        failure = job_failure.find_failure(gang, *failed_job, recorded_workers)
-        seconds_left = job_failure.seconds_left(
-            gang, failed_job[0], failure.details, recorded_workers, now
-        )
-    if failure is not None and seconds_left is None:
-        return _failed_state(failure)
-    return GangState(
-        *_progress(observed, unfenced, now),
-        seconds_left=seconds_left,
-        stopped=None if failure is None else failure.details.time,
-    )
-
-
-def _failed_state(failure: Failure) -> GangState:
-    details = failure.details
-    return GangState(State.GANG_FAILED, failure_reason(details), failure, stopped=details.time)
-
-
-def _time_of(child: Job, kind: str) -> datetime | None:
-    """Return since when this condition of the Job is True."""
-    conditions = (c for c in child.status.conditions if (c.type, c.status) == (kind, "True"))
-    return next((c.last_transition_time for c in conditions), None)
-
-
-def _cause_wait_left(gang: ObservedGang, failure: LastFailure, now: datetime) -> float | None:
-    """Return the seconds to wait for a better cause than the failure of the first failed pod.
-
-    Pods and Jobs have separate watches: the end of a pod may arrive before Kueue's suspension of
-    its Job.
-    """
-    if failure.reason == POD_DELETED and groups.find_admitter(gang.current_job) is not None:
-        return peer_loss.wait_left(failure, now)
-    return peer_loss.peer_wait_left(failure, gang.workers, now)
-
-
-def _pod_failure(
-    gang: ObservedGang, nodes: Mapping[str, Node] | None, now: datetime
-) -> Failure | None:
-    """Return the root cause. On a lost node, the loss counts and not the status of the pod."""
-    pods = head_and_workers.pods_since_resumption(gang)
-    losses = {pod.metadata.uid: fence.unproven_loss(nodes, pod, now) for pod in pods}
-    node_failures = tuple(
-        node_failure(pod, loss.message, loss.since)
-        for pod in pods
-        if (loss := losses[pod.metadata.uid]) is not None
-    )
-    return find_root_cause(tuple(p for p in pods if losses[p.metadata.uid] is None), node_failures)
-
-
-def _progress(
-    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
-) -> tuple[State, Reason]:
-    """Return whether a gang without failures runs, or why it does not."""
-    gang = observed.gang
-    nodes = head_and_workers.nodes_of(gang.current_job)
-    counts = count_workers(gang.workers, nodes)
-    claims = delivery.mounted_claims(observed.job, gang, observed.workspace)
-    jobs = head_and_workers.jobs_of(gang)
-    problem = waiting.gang_reason(jobs, nodes, gang.workers, claims, observed.cluster.warnings)
-    if problem is None and count_scheduled(gang.workers) < nodes:
-        problem = groups.waiting_reason(gang)
-    closed = gate.closed_reason(observed, unfenced, now)
-    state = "running or completed" if counts.succeeded else "running"
-    message = f"{pods_are(nodes - counts.pending, nodes)} {state}."
-    if counts.pending == 0 and closed is None and gate.is_open(gang):
-        # The ranks run, whatever another container of their pods waits for.
-        note = f" {problem.message}" if problem is not None else ""
-        return State.GANG_RUNNING, Reason("WorkersRunning", message + note)
-    why = problem or closed
-    if why is not None:
-        return State.GANG_STARTING, why
-    cause = _restart_cause(observed.job, gang)
-    if cause is not None:
-        cause_text = f"Attempt {cause.number} ended: {sentence(cause.message)}"
-        return State.GANG_STARTING, Reason("Restarting", f"{message} {cause_text}")
-    return State.GANG_STARTING, Reason(STARTING, message)
-
-
-def _restart_cause(job: TorchrunJob, gang: ObservedGang) -> Attempt | None:
-    """Return the failed attempt that the present gang replaces; None if it replaces none."""
-    number = attempt_of(gang.current_job)
-    ends = whole_attempts(job.status.attempts)
-    earlier_attempts = [attempt for attempt in ends if attempt.number < number]
-    last_attempt = max(earlier_attempts, key=lambda attempt: attempt.number, default=None)
-    return None if last_attempt is None or last_attempt.reason in INTENDED_ENDS else last_attempt
-
-
-def _suspension(job: TorchrunJob, gang: ObservedGang) -> tuple[State, Reason]:
-    """Return the state of a suspended child Job: its gang scheduler or a user has suspended it."""
-    child, status = gang.current_job, job.status
-    name, admitter = child.metadata.name, groups.find_admitter(child)
-    refusal = groups.waiting_reason(gang)
-    has_run = status.phase in ("Running", "Preempted") and attempt_of(child) == status.attempt
-    if admitter is not None and not has_run:
-        message = f"Job {name} is waiting for admission by {admitter.api.title}."
-        wait_reason = Reason(admitter.waiting_reason, message)
-        return State.GANG_STARTING, Reason(
-            wait_reason.reason, refusal.message
-        ) if refusal else wait_reason
-    author = f" by {admitter.api.title}" if admitter is not None else ""
-    suffix = f" {refusal.message}" if refusal else ""
-    message = f"Job {name} is suspended{author}. The pods start again when it is resumed.{suffix}"
-    return State.GANG_SUSPENDED, Reason("JobSuspended", message)
-
-
 def record_end(
     job: TorchrunJob,
     gang: ObservedGang,
@@ -375,14 +199,62 @@ def record_end(
     )
 
 
-def failure_reason(failure: LastFailure) -> Reason:
-    """Return the root cause in a line."""
-    parts = [
-        f"rank {failure.rank}" if failure.rank is not None else "",
-        f"node {failure.node}" if failure.node and failure.node not in failure.message else "",
-        f"signal {failure.signal}" if failure.signal else "",
-        f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
-    ]
-    facts = ", ".join(part for part in parts if part)
-    message = f"{failure.message.removesuffix('.')} ({facts})" if facts else failure.message
-    return Reason(failure.reason, sentence(message))
+def roles_of(run: ResolvedSpec) -> tuple[str, ...]:
+    """Return the roles of the Jobs of a gang. The head is the last, see `head_and_workers`."""
+    return ("",) if run.size.head is None else (names.WORKER, names.HEAD)
+
+
+def build_child_jobs(
+    observed: Observed,
+    run: ResolvedSpec,
+    attempt: int,
+    defaults: Defaults,
+    *,
+    counts: Counts,
+    previous_end: Attempt | None,
+    shrunk_from: int | None,
+    may_start: bool,
+    environment: Environment | None,
+    avoided_hostnames: tuple[str, ...],
+) -> tuple[Apply, ...]:
+    """Return the Jobs of one attempt, with the node preferences of their pods.
+
+    `counts`, `previous_end` and `shrunk_from` become annotations: nothing is lost or counted twice
+    if the status write fails. With `may_start` the ranks start at once. Without it, and always in a
+    gang with a head, they wait for the annotation torchrun.ai/start of their pods.
+
+    Raises:
+        InvalidSpecError: as `worker_template` does.
+    """
+    job, queue = observed.job, observed.queue
+    assert queue is not None
+    jobs = []
+    checkpoint_nodes = nodes_with_checkpoints(job, observed.gang)
+    for role in roles_of(run):
+        role_spec = of_head(run, job, queue) if role == names.HEAD else run
+        start = str(attempt) if may_start and not role else ""
+        template = worker_template(
+            job, queue, role_spec, environment, attempt, start, defaults, role
+        )
+        template = add_preference(template, "NotIn", avoided_hostnames, AVOIDANCE_WEIGHT)
+        template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)
+        template = annotate_template(template, observed.job, observed.workspace)
+        annotations = _history(attempt, counts, previous_end)
+        annotations[names.GENERATION] = str(job.metadata.generation)
+        if shrunk_from is not None:
+            annotations[names.WANTED_NODES] = str(shrunk_from)
+        jobs.append(child_job(job, role_spec, attempt, template, annotations, role))
+    return tuple(jobs)
+
+
+def _history(attempt: int, counts: Counts, previous_end: Attempt | None) -> JsonObject:
+    """Return the annotations with the facts that a lost status write must not lose."""
+    annotations: JsonObject = {}
+    if attempt:
+        annotations = {
+            names.RESTARTS: str(counts.restarts),
+            names.DISRUPTIONS: str(counts.disruptions),
+        }
+    if attempt and previous_end is not None:
+        annotations[names.CAUSE] = msgspec.json.encode(previous_end).decode()
+    return annotations

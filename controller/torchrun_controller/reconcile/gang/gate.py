@@ -10,23 +10,23 @@ from torchrun_api import names
 from torchrun_api.core import Job, Node, Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.status import UnfencedWorker
-from torchrun_controller.reconcile.gang import fence, in_place
-from torchrun_controller.reconcile.gang.fence import BlockingPods
-from torchrun_controller.reconcile.gang.fence_order import (
+from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang.fence import (
+    BlockingPods,
     fence_annotation,
     format_time,
     parse_time,
 )
-from torchrun_controller.reconcile.gang.in_place import NewRestarts
-from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
+from torchrun_controller.reconcile.gang.restarts import NewRestarts, predecessor_annotation
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names
 from torchrun_controller.reconcile.model.observed import (
     Observed,
     ObservedGang,
     ObservedWorkspace,
+    RefusedWrites,
 )
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.pods import head_and_workers
@@ -48,6 +48,30 @@ from torchrun_controller.reconcile.workspace import reload
 REPEAT_SECONDS = 4
 
 
+def find_orphans(gang: ObservedGang, refused: RefusedWrites) -> tuple[Pod, ...]:
+    """Return the orphans that run. The garbage collector deletes pods whose Job is gone."""
+    foreign = {c.name for c in refused.conflicts if c.resource == JOBS.resource}
+    return tuple(
+        pod
+        for pod in gang.stale_pods
+        if alive(pod) and not pod.metadata.terminating
+        if all(owner.name in foreign for owner in pod.metadata.owner_references if owner.controller)
+    )
+
+
+def orphan_advice(pods: tuple[Pod, ...]) -> str:
+    """Return what the user can do about these orphans; "" for none."""
+    if not pods:
+        return ""
+    pod_names = list_names((pod.metadata.name for pod in pods), separator=" ")
+    verb, pronoun = ("is", "it") if len(pods) == 1 else ("are", "them")
+    return (
+        f"{count_of(len(pods), 'pod')} {verb} not controlled by a Job of this TorchrunJob and may"
+        f" still train. Delete {pronoun} (kubectl delete pod"
+        f" -n {pods[0].metadata.namespace} {pod_names})."
+    )
+
+
 def instruct_launchers(
     job: TorchrunJob,
     gang: ObservedGang,
@@ -63,7 +87,7 @@ def instruct_launchers(
     """
     child = gang.current_job
     may_open = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
-    predecessor = in_place.predecessor_annotation(job, gang, restarts)
+    predecessor = predecessor_annotation(job, gang, restarts)
     start = dict(predecessor)
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence_annotation(blocking_pods.unfenced, now)

@@ -9,34 +9,35 @@ from msgspec.structs import replace
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Attempt, UnfencedWorker
 from torchrun_api.unsupported import etcd_without_endpoint
-from torchrun_controller.reconcile.gang import (
-    cleanup,
-    deletion,
-    elastic,
-    fence,
-    gang,
-    in_place,
-)
+from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gang
 from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import GangSize, Outlook
 from torchrun_controller.reconcile.gang.failures import Failure, choose_cause
-from torchrun_controller.reconcile.gang.gang import GangState
-from torchrun_controller.reconcile.gang.in_place import NewRestarts
 from torchrun_controller.reconcile.gang.restarts import (
     INTENDED_ENDS,
     FailureAction,
+    NewRestarts,
     RestartDelay,
+    describe_edit_wait,
+    describe_restarts,
     evaluate_failure_policy,
     find_backoff,
+    find_new_restarts,
+)
+from torchrun_controller.reconcile.gang.state import (
+    GangState,
+    evaluate_state,
+    failure_reason,
+    find_vanished_gang,
 )
 from torchrun_controller.reconcile.job.dependencies import UnmetDependencies, find_unmet
-from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
 from torchrun_controller.reconcile.model.times import (
     end_of_running,
+    find_end,
     since_resumption,
     without_future,
 )
@@ -118,11 +119,11 @@ class Context:
         if not gang.exists(self.observed.job, self.observed.gang):
             return None
         job, observed_gang = self.observed.job, self.observed.gang
-        state = gang.evaluate_state(self.observed, self.unfenced, self.now)
+        state = evaluate_state(self.observed, self.unfenced, self.now)
         if state.state is not State.GANG_RUNNING:
             return state
-        why = in_place.describe_edit_wait(observed_gang) or state.why
-        notes = in_place.describe_restarts(job, observed_gang, self.new_restarts)
+        why = describe_edit_wait(observed_gang) or state.why
+        notes = describe_restarts(job, observed_gang, self.new_restarts)
         notes += describe_mass_silence(self.observed.cluster.nodes, observed_gang.workers)
         return replace(state, why=Reason(why.reason, why.message + notes))
 
@@ -185,7 +186,7 @@ class Context:
     @cached_property
     def new_restarts(self) -> NewRestarts:
         """The restarts in place that the status does not have."""
-        return in_place.find_new_restarts(self.observed.job, self.observed.gang)
+        return find_new_restarts(self.observed.job, self.observed.gang)
 
     @cached_property
     def end(self) -> GangEnd | None:
@@ -196,10 +197,10 @@ class Context:
             if failure is None:
                 return self._end_of_resize()
             return self._end_of_failure(self.gang, failure)
-        vanished = deletion.find_vanished_gang(observed.job, now)
+        vanished = find_vanished_gang(observed.job, now)
         if vanished is not None:
             failure, attempt = vanished
-            why = gang.failure_reason(failure.details)
+            why = failure_reason(failure.details)
             return self._build_end(why, failure, attempt)
         status = observed.job.status
         recorded_end = find_end(status.attempts, status.attempt)

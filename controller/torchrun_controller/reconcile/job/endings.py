@@ -10,24 +10,23 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.decision import Decision, History, Writes, soonest
-from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
+from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
 from torchrun_controller.reconcile.job import dependencies
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.running import decide_on_gang
-from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Delete
-from torchrun_controller.reconcile.model.times import deadline_left
+from torchrun_controller.reconcile.model.times import deadline_left, find_end
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.workspace.claims import release_terminating
-from torchrun_controller.reconcile.workspace.cleanup import end_preparations
 from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
+from torchrun_controller.reconcile.workspace.sync_pods import end_preparations
 
 
 def deadline_exceeded(context: Context) -> Decision | None:

@@ -2,9 +2,9 @@
 
 from torchrun_api import names
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.gang import in_place
 from torchrun_controller.reconcile.gang.decision import Decision
-from torchrun_controller.reconcile.gang.gang import STARTING
+from torchrun_controller.reconcile.gang.restarts import restart_events
+from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import refusals, scheduled
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Event
@@ -38,7 +38,7 @@ def list_events(
     return (
         *_change_events(before, composed, decision),
         *_warning_events(before, composed),
-        *in_place.restart_events(before, composed),
+        *restart_events(before, composed),
     )
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
-from torchrun_controller.reconcile.gang.gang import failure_reason
+from torchrun_controller.reconcile.gang.state import failure_reason
 from torchrun_controller.reconcile.job import refusals
 from torchrun_controller.reconcile.job.status import count_beside_head, own_part
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update

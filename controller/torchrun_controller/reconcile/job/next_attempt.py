@@ -4,11 +4,13 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_controller.reconcile.gang import cleanup, fence, gang, in_place
-from torchrun_controller.reconcile.gang.child_jobs import build_child_jobs, roles_of
+from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
 from torchrun_controller.reconcile.gang.failures import Cause
-from torchrun_controller.reconcile.gang.orphans import find_orphans, orphan_advice
+from torchrun_controller.reconcile.gang.gang import build_child_jobs, roles_of
+from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
+from torchrun_controller.reconcile.gang.restarts import restart_limits
+from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context, NextAttempt
 from torchrun_controller.reconcile.job.running import missing_checkpoints
@@ -20,12 +22,10 @@ from torchrun_controller.reconcile.model.plan import Apply, Event
 from torchrun_controller.reconcile.model.times import sync_left
 from torchrun_controller.reconcile.objects import network
 from torchrun_controller.reconcile.objects.child_job import worker_template
-from torchrun_controller.reconcile.placement import avoid
-from torchrun_controller.reconcile.placement.affinity import hostnames
+from torchrun_controller.reconcile.placement import hostnames, nodes_to_avoid
 from torchrun_controller.reconcile.pods.nodes import NODES_RETRY, NOT_READ
-from torchrun_controller.reconcile.schedulers.choice import choose
-from torchrun_controller.reconcile.schedulers.gang_objects import build_gang_objects
-from torchrun_controller.reconcile.schedulers.table import SCHEDULERS
+from torchrun_controller.reconcile.schedulers.groups import build_gang_objects
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS, choose
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -229,11 +229,11 @@ def _build_gang(context: Context) -> NewGang:
     # Without reports, the controller could not count the restarts.
     has_reports = bool(context.defaults.progress_url)
     counts = next_attempt.history.counts
-    limits = in_place.restart_limits(context.reliability, counts) if has_reports else None
+    limits = restart_limits(context.reliability, counts) if has_reports else None
     spec = replace(spec, restart_limits=limits)
     causes = () if next_attempt.cause is None else (next_attempt.cause,)
     new_ends = (*next_attempt.history.ends, *causes)
-    avoided_nodes = avoid.nodes_to_avoid((*observed.job.status.attempts, *new_ends))
+    avoided_nodes = nodes_to_avoid((*observed.job.status.attempts, *new_ends))
     blocking_pods = fence.blocking_pods(
         observed.gang, observed.cluster.nodes, context.unfenced, attempt, context.now
     )
@@ -281,7 +281,7 @@ def _why_created(
 ) -> Reason:
     if next_attempt.cause is None:
         # Use the message that the next reconcile would write, to save a status update.
-        return Reason(gang.STARTING, f"{pods_are(0, spec.size.nodes)} running.")
+        return Reason(STARTING, f"{pods_are(0, spec.size.nodes)} running.")
     if next_attempt.is_resize:
         return Reason(next_attempt.cause.reason, next_attempt.cause.message)
     elsewhere = f", preferably not on {', '.join(avoided_nodes)}" if avoided_nodes else ""

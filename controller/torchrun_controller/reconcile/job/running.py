@@ -7,9 +7,8 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gate
 from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
-from torchrun_controller.reconcile.gang.gang import STARTING
-from torchrun_controller.reconcile.gang.in_place import AWAITING_EDIT
-from torchrun_controller.reconcile.gang.restarts import describe_limit
+from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT, describe_limit
+from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
@@ -21,13 +20,8 @@ from torchrun_controller.reconcile.objects import network, volumes
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve
-from torchrun_controller.reconcile.workspace import (
-    claims,
-    delivery,
-    preparation,
-    reload,
-    sync_results,
-)
+from torchrun_controller.reconcile.workspace import claims, delivery, preparation, reload
+from torchrun_controller.reconcile.workspace.sync_pods import find_commit
 
 
 def decide_on_gang(
@@ -61,7 +55,7 @@ def decide_on_gang(
         conditions=tuple(conditions),
         history=context.history,
         writes=writes,
-        commit=sync_results.find_commit(observed.job, observed.workspace, revision),
+        commit=find_commit(observed.job, observed.workspace, revision),
     )
 
 

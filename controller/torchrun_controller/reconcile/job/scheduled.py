@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
-from torchrun_controller.reconcile.gang.in_place import AWAITING_EDIT
-from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
+from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT
 from torchrun_controller.reconcile.model.conditions import (
     ADMITTED,
+    BLOCKED_REASONS,
     ConditionUpdate,
     Reason,
     find_condition,

@@ -9,29 +9,24 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.reliability import QueuePolicy
-from torchrun_api.status import (
-    TERMINAL,
-    TorchrunJobStatus,
-    UnfencedWorker,
-    WorkersStatus,
-)
+from torchrun_api.status import TERMINAL, TorchrunJobStatus, UnfencedWorker, WorkersStatus
 from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.gang.gang import accepted_generation, find_completed_job
 from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
-from torchrun_controller.reconcile.model.attempts import keep_last, whole_attempts
-from torchrun_controller.reconcile.model.conditions import (
-    ConditionUpdate,
-    Reason,
-    update,
-)
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import ROWS, Row, State
-from torchrun_controller.reconcile.model.times import seconds_run, sync_start
-from torchrun_controller.reconcile.placement import avoid, local
+from torchrun_controller.reconcile.model.times import (
+    keep_last,
+    seconds_run,
+    sync_start,
+    whole_attempts,
+)
+from torchrun_controller.reconcile.placement import nodes_to_avoid, nodes_with_checkpoints
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, count_workers
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
@@ -132,8 +127,8 @@ def compose(
         worker_nodes=()
         if is_terminal
         else fence.worker_nodes(job, observed.gang, observed.cluster, decision.attempt, unfenced),
-        avoided_nodes=avoid.nodes_to_avoid(attempts),
-        checkpoint_nodes=local.nodes_with_checkpoints(job, observed.gang)[:MOST_HOSTS],
+        avoided_nodes=nodes_to_avoid(attempts),
+        checkpoint_nodes=nodes_with_checkpoints(job, observed.gang)[:MOST_HOSTS],
         last_failure=decision.history.failure or last_status.last_failure,
         progress=progress.choose_progress(
             last_status.progress,

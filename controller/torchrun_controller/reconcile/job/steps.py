@@ -46,7 +46,7 @@ from torchrun_controller.reconcile.job.unused_admission import (
     start_timed_out,
     with_returned_admission,
 )
-from torchrun_controller.reconcile.model.blocked import linked
+from torchrun_controller.reconcile.model.conditions import linked
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
@@ -56,11 +56,7 @@ from torchrun_controller.reconcile.model.observed import (
 )
 from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.model.plan import Event, Plan
-from torchrun_controller.reconcile.model.times import (
-    deadline_left,
-    sync_left,
-    without_future_end,
-)
+from torchrun_controller.reconcile.model.times import deadline_left, sync_left, without_future_end
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.schedulers import groups

@@ -14,12 +14,11 @@ from torchrun_controller.reconcile.gang.restarts import START_TIMEOUT
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.endings import stop
 from torchrun_controller.reconcile.job.running import service_refused
-from torchrun_controller.reconcile.model.attempts import find_end, whole_attempts
-from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS
-from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS, ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.phases import ROWS, Hold, State
+from torchrun_controller.reconcile.model.times import find_end, whole_attempts
 from torchrun_controller.reconcile.pods.head_and_workers import resumption_of
 from torchrun_controller.reconcile.spec import admission_status
 

@@ -1,8 +1,9 @@
 """The input of reconcile: one job with all its objects, as one frozen value."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct, field
 
 from torchrun_api.core import (
@@ -19,10 +20,39 @@ from torchrun_api.kinds import Kind
 from torchrun_api.meta import Time, Wire
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Gangs, Progress
-from torchrun_controller.reconcile.model import decode
-from torchrun_controller.reconcile.model.installed import Installed
 
+T = TypeVar("T")
+
+# The limits of the status.
+ReasonString = Annotated[str, Meta(pattern="^([A-Za-z][A-Za-z0-9]{0,62})?$")]
+Number = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]  # the integers that are exact in every JSON reader
+
+
+def decode_json(text: str, shape: type[T]) -> T | None:
+    """Return the value of a termination message or an annotation, which may hold anything.
+
+    None if the text is not JSON of this shape.
+    """
+    try:
+        return msgspec.json.decode(text, type=shape)
+    except (ValueError, RecursionError):  # deep nesting
+        return None
+
+
+class Installed(Struct, frozen=True, kw_only=True):
+    """The kinds of gang schedulers that the API server serves, as pairs of apiVersion and plural.
+
+    {("scheduling.volcano.sh/v1beta1", "podgroups")}, for instance. The kinds exist; whether a
+    scheduler runs is not known. `topologies` are the names of KAI's Topology objects.
+    """
+
+    resources: frozenset[tuple[str, str]] = frozenset()
+    topologies: tuple[str, ...] = ()
+
+    def serves(self, kind: Kind[Any]) -> bool:
+        """Whether objects of this kind and version can be created."""
+        return (kind.api_version, kind.plural) in self.resources
 
 
 class Conflict(Struct, frozen=True):
@@ -59,10 +89,10 @@ class Group(Struct, frozen=True):
 class ReportedFailure(Wire, frozen=True, kw_only=True):
     """The cause of a failure, as a launcher reports it."""
 
-    rank: decode.Number | None = None
-    exit_code: decode.Number | None = None
-    signal: decode.Number | None = None
-    reason: decode.ReasonString = ""
+    rank: Number | None = None
+    exit_code: Number | None = None
+    signal: Number | None = None
+    reason: ReasonString = ""
     message: str = ""
     time: Time | None = None
 

@@ -51,7 +51,7 @@ class Hold(Enum):
     """How long an admitted job keeps its admission; the value is the text in the docs."""
 
     KEPT = "kept"
-    # A gang returns it only if it waits for somebody's action (model/blocked.py).
+    # A gang returns it only if it waits for somebody's action (BLOCKED_REASONS).
     FOR_A_WHILE = "kept for 30 min"
     RETURNED = "returned at once"
     RELEASED = "released by the queue, once no pod runs"  # by the phase: the job wants no gang

@@ -10,7 +10,7 @@ from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import environment as environments
-from torchrun_controller.reconcile.objects import network, progress_reports, volumes
+from torchrun_controller.reconcile.objects import network, volumes
 from torchrun_controller.reconcile.objects.base import (
     DO_NOT_EVICT,
     RESTRICTED_CONTAINER,
@@ -21,12 +21,16 @@ from torchrun_controller.reconcile.objects.base import (
 from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.security import apply_security
 from torchrun_controller.reconcile.spec import pod_template
-from torchrun_controller.reconcile.spec.containers import set_launcher_resources
 from torchrun_controller.reconcile.spec.merge import merge
+from torchrun_controller.reconcile.spec.pod_template import set_launcher_resources
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 # Seconds at the end of the grace period in which the launcher reports how its ranks ended.
 REPORT_SECONDS = 5
+# Audience of the workers' tokens. A stolen token is of no use for the API server.
+AUDIENCE = "torchrun.ai/progress"
+TOKEN_DIR = "/torchrun-token"  # noqa: S105  # a path
+_TOKEN_SECONDS = 3600  # the kubelet renews it before it expires
 
 
 def child_job(
@@ -162,7 +166,7 @@ def _pod(
         "volumes": [
             *volumes.volumes(job, run),
             *environments.volumes(environment),
-            *progress_reports.volumes(defaults),
+            *_progress_volumes(defaults),
         ],
     }
     if network.needs_service(run):
@@ -211,7 +215,7 @@ def _trainer(
         "volumeMounts": [
             *volumes.mounts(job, run),
             *environments.worker_mounts(environment),
-            *progress_reports.mounts(defaults),
+            *_progress_mounts(defaults),
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -269,7 +273,7 @@ def _env(
             contract.IN_PLACE_RESTARTS.env_var(run.restart_limits),
         ),
         *environments.worker_variables(environment),
-        *progress_reports.variables(defaults),
+        *_progress_variables(defaults),
         *network.rendezvous_env(job, run, attempt),
     ]
     # The controller refuses these names in a new job (`validation`).
@@ -282,3 +286,33 @@ def _variable(variable: EnvVar) -> JsonObject:
     if variable.value_from is not None:
         return {"name": variable.name, "valueFrom": variable.value_from}
     return {"name": variable.name, "value": variable.value or ""}
+
+
+def _progress_variables(defaults: Defaults) -> list[JsonObject]:
+    """Return the v1 EnvVars of a worker, none where the controller takes no reports."""
+    if not defaults.progress_url:
+        return []
+    return env_vars(
+        contract.PROGRESS_URL.env_var(defaults.progress_url),
+        contract.PROGRESS_TOKEN_FILE.env_var(f"{TOKEN_DIR}/token"),
+    )
+
+
+def _progress_volumes(defaults: Defaults) -> list[JsonObject]:
+    """Return the v1 Volume of the token that identifies the pod."""
+    if not defaults.progress_url:
+        return []
+    token: JsonObject = {
+        "audience": AUDIENCE,
+        "expirationSeconds": _TOKEN_SECONDS,
+        "path": "token",
+    }
+    sources: list[JsonObject] = [{"serviceAccountToken": token}]
+    return [{"name": "progress-token", "projected": {"sources": [*sources]}}]
+
+
+def _progress_mounts(defaults: Defaults) -> list[JsonObject]:
+    """Return the v1 VolumeMount of the token."""
+    if not defaults.progress_url:
+        return []
+    return [{"name": "progress-token", "mountPath": TOKEN_DIR, "readOnly": True}]

@@ -12,7 +12,7 @@ from torchrun_controller.reconcile.objects import environment, network, volumes
 from torchrun_controller.reconcile.objects.base import labels, metadata
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.objects.environment import Environment
-from torchrun_controller.reconcile.spec.containers import container_of
+from torchrun_controller.reconcile.spec.pod_template import container_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 from torchrun_controller.reconcile.spec.size import Size
 

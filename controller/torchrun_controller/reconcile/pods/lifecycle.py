@@ -1,10 +1,11 @@
-"""States of a gang's pods, and the deletion of pods and Jobs."""
+"""The states of a pod, and the deletion of pods and Jobs."""
 
 from collections.abc import Callable
 
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.meta import ChildMeta, find_controller
 from torchrun_api.status import WorkersStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.plan import Delete
@@ -120,3 +121,21 @@ def collected(pod: Pod) -> bool:
     disruption = find_condition(pod.status.conditions, "DisruptionTarget")
     by_collector = disruption is not None and disruption.reason == "DeletionByPodGC"
     return not alive(pod) and by_collector and not stopped(pod)
+
+
+def is_worker_of(job: str, meta: ChildMeta) -> bool:
+    """Whether a Job of any attempt, or of an earlier job of this name, created the pod.
+
+    A Job owns its pods. A pod whose Job was deleted with --cascade=orphan has no owner, but a name
+    with the Job's name as prefix.
+    """
+    owner = find_controller(meta.owner_references)
+    if owner is None:
+        return names.is_worker(job, meta.name)
+    return owner.kind == JOBS.kind and names.is_child_job(job, owner.name)
+
+
+def uses_room(pod: Pod) -> bool:
+    """Whether the pod uses the room of a gang."""
+    meta, labels = pod.metadata, pod.metadata.labels
+    return labels.component == names.WORKER and is_worker_of(labels.torchrun_job, meta)

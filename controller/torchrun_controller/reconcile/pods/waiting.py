@@ -1,4 +1,10 @@
-"""Why pods do not start: reasons of scheduler, kubelet, quota and storage, summed up for a gang."""
+"""Why pods do not start: reasons of scheduler, kubelet, quota and storage, summed up for a gang.
+
+The format of kube-scheduler's messages is that of FitError and its plugins
+(kubernetes/pkg/scheduler/framework/types.go, 1.22 to 1.35): "0/12 nodes are available: 4 node(s)
+..., 8 Insufficient nvidia.com/gpu. preemption: ...". Volcano writes "unavailable"
+(volcano/pkg/scheduler/api/unschedule_info.go).
+"""
 
 import re
 
@@ -6,7 +12,6 @@ from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.pods.lifecycle import count_scheduled, index_of
-from torchrun_controller.reconcile.pods.unschedulable import summarize
 
 IMAGE_REASONS = frozenset(
     {
@@ -38,6 +43,22 @@ _QUOTA = re.compile(
 _REFUSED_POD = re.compile(r'^(Error creating: )?(pods? "[^"]*" is forbidden: )?')
 # The kubelet's text between two pulls. The error of the pull follows it.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
+_VERDICT = re.compile(r"0/(?P<nodes>\d+) nodes are (?:un)?available: (?P<reasons>.+)", re.DOTALL)
+# The reasons why preemption does not help follow. They are about the same nodes.
+_END_OF_REASONS = ". "
+_REASON_SEPARATOR = re.compile(r", (?=\d+ )")
+_REASON = re.compile(r"(?P<count>\d+) (?P<reason>.+)", re.DOTALL)
+_TAINT = re.compile(
+    r"node\(s\) had (?:untolerated )?taint \{(?P<key>[^:}]+): ?(?P<value>[^}]*)\}.*"
+)
+
+# Shorter texts for common reasons. The others only lose "node(s)".
+_SHORT_REASONS = {
+    "Too many pods": "with too many pods",
+    "node(s) had untolerated taint(s)": "tainted",
+    "node(s) were unschedulable": "cordoned",
+    "node(s) didn't match Pod's node affinity/selector": "not matching nodeSelector or affinity",
+}
 
 
 def gang_reason(
@@ -211,3 +232,30 @@ def _last_event(
     """Return the last event about the object with one of these reasons."""
     events = (w for w in reversed(warnings) if w.involved_object.uid == uid and w.reason in reasons)
     return next(events, None)
+
+
+def summarize(message: str) -> str:
+    """Return the message in a line, the largest count first; another format is left as it is."""
+    verdict = _VERDICT.fullmatch(message.strip())
+    if verdict is None:
+        return message
+    reasons = verdict["reasons"].partition(_END_OF_REASONS)[0].removesuffix(".")
+    matches = [_REASON.fullmatch(part) for part in _REASON_SEPARATOR.split(reasons)]
+    counts = [(int(match["count"]), match["reason"]) for match in matches if match is not None]
+    if len(counts) < len(matches):
+        # A PreFilter plugin gives one reason for all nodes, without a count.
+        return f"0 of {verdict['nodes']} nodes are available: {reasons}"
+    counts.sort(key=lambda entry: -entry[0])
+    text = ", ".join(f"{count} {_shorten(count, reason)}" for count, reason in counts)
+    return f"0 of {verdict['nodes']} nodes are available: {text}"
+
+
+def _shorten(count: int, reason: str) -> str:
+    taint = _TAINT.fullmatch(reason)
+    if taint is not None:
+        value = taint["value"].strip()
+        return f"tainted ({taint['key']}={value})" if value else f"tainted ({taint['key']})"
+    if reason.startswith("Insufficient "):
+        lack = "lacks" if count == 1 else "lack"
+        return f"{lack} {reason.removeprefix('Insufficient ')}"
+    return _SHORT_REASONS.get(reason, reason.removeprefix("node(s) "))

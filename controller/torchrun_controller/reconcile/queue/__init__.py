@@ -4,8 +4,14 @@ from datetime import datetime
 
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Event
-from torchrun_controller.reconcile.queue import finalizer, jobs, kai, status, template
-from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan, TemplateCheck
+from torchrun_controller.reconcile.queue import finalizer, kai, status
+from torchrun_controller.reconcile.queue.model import (
+    ObservedQueue,
+    QueuePlan,
+    TemplateCheck,
+    needs_queue,
+)
+from torchrun_controller.reconcile.queue.status import check_template
 
 __all__ = ["ObservedQueue", "QueuePlan", "TemplateCheck", "reconcile_queue"]
 
@@ -19,7 +25,7 @@ def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) 
         # A newer version may have written it: a status of this one would remove what it added.
         message = f"This version of the controller cannot read the queue: {queue.invalid}"
         return QueuePlan(events=(Event("Warning", "Unreadable", message),))
-    check = template.check_template(observed, defaults)
+    check = check_template(observed, defaults)
     if check.condition is None:
         return QueuePlan(trial=check.trial)
     if queue.invalid:
@@ -27,7 +33,7 @@ def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) 
         kai_plan = kai.KaiQueuePlan()
     else:
         kai_plan = kai.plan_kai_queue(
-            observed, defaults, idle=not any(jobs.needs_queue(job) for job in observed.jobs)
+            observed, defaults, idle=not any(needs_queue(job) for job in observed.jobs)
         )
     composed = status.compose(observed, check.condition, kai_plan, now)
     changed = composed != status.own_part(observed)

@@ -8,8 +8,8 @@ from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.messages import list_names, sentence
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.queue import jobs, kai, status
-from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan
+from torchrun_controller.reconcile.queue import kai, status
+from torchrun_controller.reconcile.queue.model import ObservedQueue, QueuePlan, needs_queue
 
 NAMES = 5  # most job names in a message
 
@@ -44,7 +44,7 @@ def finalize(observed: ObservedQueue, now: datetime) -> QueuePlan:
     queue = observed.queue
     if names.QUEUE_FINALIZER not in queue.metadata.finalizers:
         return QueuePlan()
-    running_jobs = [job.metadata.name for job in observed.jobs if jobs.needs_queue(job)]
+    running_jobs = [job.metadata.name for job in observed.jobs if needs_queue(job)]
     if running_jobs:
         return _wait(observed, f"Waiting for running jobs: {list_names(running_jobs, NAMES)}.", now)
     if _hides_kai_queue(observed):

@@ -25,8 +25,7 @@ from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reas
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.queue import jobs
-from torchrun_controller.reconcile.queue.model import ObservedQueue
+from torchrun_controller.reconcile.queue.model import ObservedQueue, choose_scheduler
 from torchrun_controller.reconcile.schedulers.kai import KAI, NOT_MANAGED, QUEUE_CONDITION
 
 CONDITION = QUEUE_CONDITION
@@ -212,7 +211,7 @@ def _ready_condition(
         else [field for field in ("gpus", "cpu", "memory") if getattr(quota, field) in (0, "0")]
     )
     note = f" Its quota for {', '.join(zeros)} is 0: no job that requests it runs." if zeros else ""
-    choice = jobs.choose_scheduler(observed)
+    choice = choose_scheduler(observed)
     if choice is not None and choice.gang != "kai":
         note += (
             " KAI does not schedule the pods of this queue. Set scheduling.scheduler to"

@@ -11,8 +11,12 @@ from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
-from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
+from torchrun_controller.reconcile.schedulers.scheduler import (
+    Gang,
+    GangObjects,
+    GangScheduler,
+    topology_affinity,
+)
 from torchrun_controller.reconcile.spec.merge import merge
 
 # Each Kubernetes minor release has broken with the one before, from 1.37 back to 1.35.

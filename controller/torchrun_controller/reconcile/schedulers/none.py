@@ -1,8 +1,12 @@
 """No gang scheduler: each pod is scheduled alone, and the start gate waits for the last one."""
 
 from torchrun_api.gang_schedulers import GANG_SCHEDULERS
-from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
-from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
+from torchrun_controller.reconcile.schedulers.scheduler import (
+    Gang,
+    GangObjects,
+    GangScheduler,
+    topology_affinity,
+)
 
 
 def build(gang: Gang) -> GangObjects:

@@ -1,4 +1,7 @@
-"""The interface of gang schedulers: a gang as input, objects and patches as output."""
+"""The interface of gang schedulers: a gang as input, objects and patches as output.
+
+For schedulers without topology of their own, topology is pod affinity.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +13,16 @@ from torchrun_api.admission import Topology
 from torchrun_api.core import SchedulingGroup
 from torchrun_api.gang_schedulers import GangSchedulerApi
 from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
+from torchrun_api.json import JsonObject, JsonValue, object_at
 from torchrun_api.kinds import Kind
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
 
 _JOB_NAME = "batch.kubernetes.io/job-name"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 class Gang(Struct, frozen=True, kw_only=True):
@@ -102,3 +107,36 @@ class GangScheduler(Struct, frozen=True, kw_only=True):
     other_kinds: tuple[Kind[Any], ...] = ()
     check_queue: Callable[[TorchrunQueue], None] = accept_queue
     waiting_reason: str = ""
+
+
+def topology_affinity(
+    template: JsonObject, labels: JsonObject, topology: Topology | None
+) -> JsonObject:
+    """Return a patch of the pod template that places the pods with these labels close together.
+
+    The first pod matches its own term, so it may be placed anywhere (kubernetes.io, "Inter-pod
+    affinity and anti-affinity"). The terms that the template has are kept.
+    """
+    if topology is None:
+        return {}
+    present = object_at(object_at(object_at(template, "spec"), "affinity"), "podAffinity")
+    terms: JsonObject = {}
+    if topology.required is not None:
+        required = _term(labels, topology.required)
+        terms[_REQUIRED] = [*_terms_at(present, _REQUIRED), required]
+    if topology.preferred is not None:
+        preferred: JsonObject = {
+            "weight": 100,
+            "podAffinityTerm": _term(labels, topology.preferred),
+        }
+        terms[_PREFERRED] = [*_terms_at(present, _PREFERRED), preferred]
+    return {"spec": {"affinity": {"podAffinity": terms}}}
+
+
+def _term(labels: JsonObject, key: str) -> JsonObject:
+    return {"topologyKey": key, "labelSelector": {"matchLabels": labels}}
+
+
+def _terms_at(affinity: JsonObject, name: str) -> list[JsonValue]:
+    terms = affinity.get(name)
+    return terms if isinstance(terms, list) else []

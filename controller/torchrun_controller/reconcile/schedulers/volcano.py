@@ -13,10 +13,14 @@ from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers.affinity import topology_affinity
-from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
-from torchrun_controller.reconcile.spec import pod_requests
+from torchrun_controller.reconcile.schedulers.scheduler import (
+    Gang,
+    GangObjects,
+    GangScheduler,
+    topology_affinity,
+)
 from torchrun_controller.reconcile.spec.merge import merge
+from torchrun_controller.reconcile.spec.requests import total_requests
 
 VOLCANO_POD_GROUPS = Kind(
     "scheduling.volcano.sh", "v1beta1", "podgroups", "PodGroup", SchedulingGroup
@@ -32,7 +36,7 @@ def build(gang: Gang) -> GangObjects:
     queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
     spec: JsonObject = {
         "minMember": gang.least,
-        "minResources": pod_requests.total(gang.parts),
+        "minResources": total_requests(gang.parts),
         "queue": queue,
     }
     if gang.priority_class_name:

@@ -9,8 +9,8 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.model.attempts import find_end
 from torchrun_controller.reconcile.model.conditions import ADMITTED, Reason, find_condition
+from torchrun_controller.reconcile.model.times import find_end
 from torchrun_controller.reconcile.spec.requests import (
     GangRequests,
     admitted_requests,

@@ -1,4 +1,4 @@
-"""The fields of a pod's life that a podTemplate may set, and those that it may not.
+"""What a podTemplate may set of a pod's life, and the containers that each worker pod has.
 
 Launchers restart the ranks, in the same pods, and the controller creates new gangs. So the kubelet
 restarts no container.
@@ -27,6 +27,7 @@ RESERVED = frozenset(
     if isinstance(variable, Variable) and CONTROLLER in variable.set_by
 )
 _TOKEN = "automountServiceAccountToken"  # noqa: S105  # a field's name
+LAUNCHER_RESOURCES: JsonObject = {"cpu": "100m", "memory": "64Mi"}
 
 
 def defaults(queue: TorchrunQueue) -> JsonObject:
@@ -144,3 +145,30 @@ def _templates(queue: TorchrunQueue, job: TorchrunJob | None) -> Iterator[tuple[
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()[:80]
+
+
+def container_of(pod: JsonObject, kind: str, name: str) -> JsonObject:
+    """Return the container of this name, not a copy; `kind` is "containers" or "initContainers"."""
+    return next(item for item in objects_at(pod, kind) if item.get("name") == name)
+
+
+def set_launcher_resources(pod: JsonObject) -> None:
+    """Give the launcher of a v1 PodSpec requests and limits for the same resources as the trainer.
+
+    A ResourceQuota of CPU or memory refuses containers without them. A scheduler with its own
+    quotas (Kueue) refuses resources that it does not know.
+    """
+    trainer = container_of(pod, "containers", names.TRAINER_CONTAINER)
+    trainer_resources = object_at(trainer, "resources")
+    resources: JsonObject = {}
+    for kind in ("requests", "limits"):
+        quantities: JsonObject = {
+            name: quantity
+            for name, quantity in LAUNCHER_RESOURCES.items()
+            if name in object_at(trainer_resources, kind)
+        }
+        if quantities:
+            resources[kind] = quantities
+    if resources:
+        launcher = container_of(pod, "initContainers", names.LAUNCHER_CONTAINER)
+        launcher.setdefault("resources", resources)

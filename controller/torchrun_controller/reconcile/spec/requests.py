@@ -2,26 +2,37 @@
 
 An admission records what its queue is charged with: the queue, and the requests of each pod. A gang
 is created only if it fits what was admitted. A later edit of the spec changes no charge.
+
+The requests of a pod are what the scheduler counts.
 """
 
 from fractions import Fraction
 from math import ceil
 
+import msgspec
 from msgspec import Struct, structs
 
 from torchrun_api import names
 from torchrun_api.admission import Admission, AdmittedHead
-from torchrun_api.core import PodRequests
+from torchrun_api.core import Container, PodRequests, Resources
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import QuantityError, format_bytes, format_cpu, parse
+from torchrun_api.quantity import QuantityError, amount_of, format_bytes, format_cpu, parse
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.shared import PodTemplate
 from torchrun_controller.reconcile.model.messages import count_of
-from torchrun_controller.reconcile.spec import pod_requests
-from torchrun_controller.reconcile.spec.containers import set_launcher_resources
+from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge
+from torchrun_controller.reconcile.spec.pod_template import set_launcher_resources
 from torchrun_controller.reconcile.spec.size import Size
+
+_IN_BYTES = ("memory", "ephemeral-storage", "hugepages-")
+
+# Of one pod. The status of its job records them all.
+_MOST_RESOURCES = 64
+
+Amounts = dict[str, Fraction]
+Quantities = dict[str, int | str]
 
 
 class GangRequests(Struct, frozen=True, kw_only=True):
@@ -64,7 +75,7 @@ def requests_of_pods(
 
 def amounts_of_pod(spec: PodRequests) -> dict[str, int]:
     """Return what a pod requests, as in GangRequests."""
-    amounts = pod_requests.of_spec(spec)
+    amounts = amounts_of_spec(spec)
     return {"pods": 1} | {name: _whole(name, amount) for name, amount in amounts.items()}
 
 
@@ -89,7 +100,7 @@ def check_templates(job: TorchrunJob, queue: TorchrunQueue) -> None:
     """
     heads = () if job.spec.head is None else (job.spec.head.pod_template,)
     for layers in _layers(job, queue), (*_layers(job, queue), *heads):
-        pod_requests.check({"spec": _merge_specs(layers)})
+        check_requests({"spec": _merge_specs(layers)})
 
 
 def _layers(job: TorchrunJob, queue: TorchrunQueue) -> tuple[PodTemplate, ...]:
@@ -113,7 +124,7 @@ def _of_pod(size: Size, layers: tuple[PodTemplate, ...]) -> dict[str, int]:
     containers: JsonObject = {"containers": [trainer], "initContainers": [launcher]}
     spec = merge(_merge_specs(layers), containers)
     set_launcher_resources(spec)
-    amounts = pod_requests.of_pod({"spec": spec})
+    amounts = amounts_of_template({"spec": spec})
     return {"pods": 1} | {name: _whole(name, amount) for name, amount in amounts.items()}
 
 
@@ -199,3 +210,112 @@ def _quantity(name: str, amount: int) -> int | str:
     if name == "cpu":
         return format_cpu(Fraction(amount, 1000))
     return format_bytes(Fraction(amount)) if name == "memory" else amount
+
+
+def total_requests(parts: tuple[tuple[JsonObject, int], ...]) -> JsonObject:
+    """Return the requests of all pods as a v1 ResourceList. `parts` are templates and counts."""
+    sums: Amounts = {}
+    for requests, pods in [(amounts_of_template(part), pods) for part, pods in parts]:
+        sums = _sum(sums, {name: amount * pods for name, amount in requests.items()})
+    return {name: _format_quantity(name, sums[name]) for name in sorted(sums)}
+
+
+def amounts_of_template(template: JsonObject) -> Amounts:
+    """Return the requests of one pod of a v1 PodTemplateSpec.
+
+    Does not raise: what the API server refuses in a pod counts as nothing.
+    """
+    try:
+        return amounts_of_spec(msgspec.convert(template.get("spec"), PodRequests))
+    except msgspec.ValidationError:
+        return {}
+
+
+def check_requests(template: JsonObject) -> None:
+    """Check the resources of a v1 PodTemplateSpec.
+
+    Raises:
+        InvalidSpecError: they cannot be read.
+    """
+    try:
+        spec = msgspec.convert(template.get("spec"), PodRequests)
+        containers = (*spec.init_containers, *spec.containers)
+        resources = (spec.resources, *(container.resources for container in containers))
+        lists = (spec.overhead, *(part for r in resources for part in (r.requests, r.limits)))
+        for quantity in (value for quantities in lists for value in quantities.values()):
+            parse(quantity)
+        resource_names = {name for quantities in lists for name in quantities}
+    except (msgspec.ValidationError, QuantityError) as error:
+        raise InvalidSpecError(
+            f"podTemplate: the resources of the pods are invalid: {error}."
+        ) from error
+    if len(resource_names) > _MOST_RESOURCES:
+        raise InvalidSpecError(
+            f"podTemplate: a pod requests {len(resource_names)} different resources. Request at"
+            f" most {_MOST_RESOURCES}."
+        )
+
+
+def amounts_of_spec(spec: PodRequests) -> Amounts:
+    """Return the requests of one pod, in cores, bytes and units.
+
+    kubernetes.io, "Resource sharing within containers": the larger of start and running.
+    """
+    running: Amounts = {}
+    peak: Amounts = {}
+    for container in spec.init_containers:
+        with_container = _sum(running, _of_container(container))
+        peak = _larger(peak, with_container)
+        # A sidecar keeps running while later containers start.
+        running = with_container if container.restart_policy == "Always" else running
+    for container in spec.containers:
+        running = _sum(running, _of_container(container))
+    overhead = {name: amount_of(value) for name, value in spec.overhead.items()}
+    containers = _larger(running, peak)
+    return _sum(_larger(containers, _of_pod_level(spec.resources, containers)), overhead)
+
+
+def _of_pod_level(resources: Resources, containers: Amounts) -> Amounts:
+    """Return the requests of the pod as a whole; the API server refuses less than its containers.
+
+    A limit is the default of a request only if no container requests the resource. Huge pages
+    cannot be overcommitted: there it always is (defaultPodRequests in
+    k8s.io/kubernetes/pkg/apis/core/v1/defaults.go).
+    """
+    defaults = {
+        name: limit
+        for name, limit in resources.limits.items()
+        if name not in containers or name.startswith("hugepages-")
+    }
+    return {name: amount_of(value) for name, value in (defaults | resources.requests).items()}
+
+
+def _of_container(container: Container) -> Amounts:
+    """Return the requests; the API server uses limits where requests are missing."""
+    resources = container.resources
+    return {
+        name: amount_of(value) for name, value in (resources.limits | resources.requests).items()
+    }
+
+
+def _sum(first: Amounts, second: Amounts) -> Amounts:
+    if not (first and second):  # arithmetic with fractions is slow
+        return first or second
+    # In the order of the containers, not of a set: the same job gives the same Plan everywhere.
+    zero = Fraction(0)
+    return {name: first.get(name, zero) + second.get(name, zero) for name in {**first, **second}}
+
+
+def _larger(first: Amounts, second: Amounts) -> Amounts:
+    if not (first and second):
+        return first or second
+    zero = Fraction(0)
+    return {
+        name: max(first.get(name, zero), second.get(name, zero)) for name in {**first, **second}
+    }
+
+
+def _format_quantity(name: str, amount: Fraction) -> str:
+    if name == "cpu":
+        return format_cpu(amount)
+    return format_bytes(amount) if name.startswith(_IN_BYTES) else str(ceil(amount))

@@ -4,7 +4,7 @@
 rules the present version of the controller has for new jobs. Those are in `validation`.
 """
 
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,23 +13,38 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.json import JsonObject
 from torchrun_api.quantity import amount_of, format_bytes
-from torchrun_api.queue import (
-    CheckpointStorage,
-    TorchrunQueue,
-    TorchrunQueueSpec,
-    WorkspaceStorage,
-)
+from torchrun_api.queue import CheckpointStorage, TorchrunQueue, TorchrunQueueSpec, WorkspaceStorage
 from torchrun_api.shared import CheckpointsOverride, Dataset, DeliveryMode, RdzvBackend
 from torchrun_api.unsupported import etcd_without_endpoint, usual_rendezvous
 from torchrun_controller.reconcile.spec.pod_template import trainer_image
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
-from torchrun_controller.reconcile.spec.scheduling import scheduling_of
 from torchrun_controller.reconcile.spec.size import Size, size_of
 
 DEFAULT_CLAIM_SIZE = "10Gi"
 DEFAULT_PORT = 29500
 
 T = TypeVar("T")
+
+
+class Scheduling(NamedTuple):
+    """Fields of a v1 PodSpec."""
+
+    node_selector: dict[str, str]
+    tolerations: tuple[JsonObject, ...]
+    affinity: JsonObject | None
+
+
+def scheduling_of(job: TorchrunJob, queue: TorchrunQueue | None) -> Scheduling:
+    """Return the merged settings; those of the job alone if the queue does not exist."""
+    override = job.spec.scheduling
+    if queue is None:
+        return Scheduling(override.node_selector, override.tolerations, override.affinity)
+    base = queue.spec.scheduling
+    return Scheduling(
+        base.node_selector | override.node_selector,
+        base.tolerations + override.tolerations,
+        base.affinity if override.affinity is None else override.affinity,
+    )
 
 
 class WorkspaceDownload(Struct, frozen=True, kw_only=True):

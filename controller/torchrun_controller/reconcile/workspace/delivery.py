@@ -3,6 +3,10 @@
 A serve pod is a sync pod that keeps running: it receives the upload in the same way, then serves
 the result. It stores the workspace on the PVC if only this pod has to mount it, else on ephemeral
 storage of its own.
+
+The scheduler does not know where a PVC that only one node can mount is mounted, and a pod on
+another node does not start as long as a pod on the first one runs. The pods that use such a PVC run
+on the same node.
 """
 
 from datetime import datetime, timedelta
@@ -15,14 +19,16 @@ from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (
+    Observed,
     ObservedCluster,
     ObservedGang,
     ObservedWorkspace,
 )
-from torchrun_controller.reconcile.objects.serve_pod import Store
-from torchrun_controller.reconcile.pods import head_and_workers, waiting
+from torchrun_controller.reconcile.objects.sync_pod import Store
+from torchrun_controller.reconcile.pods import head_and_workers, nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec.resolve import VolumeSource
+from torchrun_controller.reconcile.workspace import claims
 from torchrun_controller.reconcile.workspace.claims import find_claim
 
 # Time for the PVC of a pod to be bound. A slower storage class needs delivery: shared.
@@ -193,3 +199,35 @@ def mounted_claims(
         return workspace.claims
     served_name = names.workspace_claim(job.metadata.name)
     return tuple(claim for claim in workspace.claims if claim.metadata.name != served_name)
+
+
+def find_claim_nodes(
+    observed: Observed, source: VolumeSource, store: str, now: datetime
+) -> tuple[str, ...] | None:
+    """Return the nodes where a pod with this store has to run; None if it may run on any node.
+
+    A serve pod runs where others serve from the PVC. A sync pod follows the workers and the setup
+    pods, so there is no node as long as none of them has one. Pods that are being deleted, or whose
+    node is lost, soon have the PVC mounted no more.
+    """
+    workspace, cluster_nodes = observed.workspace, observed.cluster.nodes
+    claim = claims.find_claim(workspace.claims, source.name)
+    if store == "ephemeral" or claim is None or claims.is_shared(source, workspace.claims):
+        return None
+    serve_pods = tuple(pod for pod in workspace.sync_pods if is_serve_pod(pod))
+    users = serve_pods if store else (*observed.gang.workers, *workspace.setup_pods)
+    return tuple(
+        pod.spec.node_name
+        for pod in users
+        if pod.spec.node_name and alive(pod) and not pod.metadata.terminating
+        if nodes.find_loss(cluster_nodes, pod, now) is None
+    )
+
+
+def is_misplaced(pod: Pod, claim_nodes: tuple[str, ...] | None) -> bool:
+    """Whether the pod runs, or has to run, on another node than the pods that mount the PVC."""
+    claim_nodes = claim_nodes or ()
+    if pod.spec.node_name:
+        return bool(claim_nodes) and alive(pod) and pod.spec.node_name not in claim_nodes
+    node = pod.metadata.annotations.claim_node
+    return bool(node) and node not in claim_nodes

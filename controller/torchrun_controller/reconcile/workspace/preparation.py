@@ -25,16 +25,22 @@ from torchrun_controller.reconcile.pods import nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import delete_pod
 from torchrun_controller.reconcile.pods.nodes import NodeLoss
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource, WorkspaceDownload
-from torchrun_controller.reconcile.workspace import claim_node, cleanup, delivery, sync_results
+from torchrun_controller.reconcile.workspace import delivery
 from torchrun_controller.reconcile.workspace.claims import (
     check_terminating,
     find_claim,
     release_terminating,
     usable_base,
 )
-from torchrun_controller.reconcile.workspace.delivery import Route, choose_route
+from torchrun_controller.reconcile.workspace.delivery import (
+    Route,
+    choose_route,
+    find_claim_nodes,
+    is_misplaced,
+)
 from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
+    SyncMessage,
     SyncState,
     Workspace,
     create_replacement,
@@ -43,8 +49,16 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     refused_step,
     waiting_step,
 )
-from torchrun_controller.reconcile.workspace.next_pod import build_pod
-from torchrun_controller.reconcile.workspace.retry import SyncMessage
+from torchrun_controller.reconcile.workspace.sync_pods import (
+    accepts_source,
+    build_pod,
+    delete_oldest_pods,
+    end_pods,
+    find_complete_pods,
+    find_current,
+    pinned_commit,
+    read_result,
+)
 
 BASE_TIMEOUT = timedelta(seconds=20)  # for a pod that mounts a base to start
 # From the creation of a sync pod for newer code until a gang that restarts uses the previous code.
@@ -95,7 +109,7 @@ class SyncPods(msgspec.Struct, frozen=True):
     def result(self) -> Workspace | None:
         """The workspace that a pod made from the present source, where it is reachable now."""
         job, workspace = self.observed.job, self.observed.workspace
-        pod = sync_results.find_current(job, workspace, self.route.store)
+        pod = find_current(job, workspace, self.route.store)
         if (
             pod is None
             or self.lacks_claim
@@ -107,7 +121,7 @@ class SyncPods(msgspec.Struct, frozen=True):
     def create_pod(self, number: int) -> Workspace:
         """Create one more sync pod, with its PVC if that does not exist; the last few pods stay."""
         job, source, workspace = self.observed.job, self.source, self.observed.workspace
-        oldest_pods = cleanup.delete_oldest_pods(job, workspace)
+        oldest_pods = delete_oldest_pods(job, workspace)
         if not self.lacks_claim:
             return Workspace(
                 state=SyncState.SYNCING,
@@ -120,13 +134,13 @@ class SyncPods(msgspec.Struct, frozen=True):
             state=SyncState.SYNCING,
             why=Reason("SyncPodStarting", f"Creating PVC {source.name} and a sync pod."),
             applies=(claim(job, source, names.WORKSPACE, pod.name), pod),
-            deletes=(*oldest_pods, *cleanup.end_pods(workspace.setup_pods)),
+            deletes=(*oldest_pods, *end_pods(workspace.setup_pods)),
         )
 
     def _build_pod(self, number: int, base: str = "") -> Apply:
         """Build the sync pod, or the serve pod if the route has one."""
         observed, store = self.observed, self.route.store
-        commit = sync_results.pinned_commit(observed.job, observed.workspace.latest_sync_pod)
+        commit = pinned_commit(observed.job, observed.workspace.latest_sync_pod)
         return build_pod(
             observed,
             self.source,
@@ -182,7 +196,7 @@ class SyncPods(msgspec.Struct, frozen=True):
 
     def follow_pod(self, pod: Pod) -> Workspace:
         """Wait for the pod, or report why the container that fills the workspace failed."""
-        message = sync_results.read_result(pod)
+        message = read_result(pod)
         if message.reason:
             return self._after_container_failure(pod, message)
         base_seconds = (
@@ -225,12 +239,12 @@ class SyncPods(msgspec.Struct, frozen=True):
         same_store = pod.metadata.annotations.delivery == self.route.store and not self.lacks_claim
         if not same_store or self._is_misplaced(pod):
             return False
-        return sync_results.accepts_source(self.observed.job, pod)
+        return accepts_source(self.observed.job, pod)
 
     def _is_misplaced(self, pod: Pod) -> bool:
         store = self.route.store
-        claim_nodes = claim_node.find_nodes(self.observed, self.source, store, self.now)
-        return claim_node.is_misplaced(pod, claim_nodes)
+        claim_nodes = find_claim_nodes(self.observed, self.source, store, self.now)
+        return is_misplaced(pod, claim_nodes)
 
     def is_edited(self, pod: Pod) -> bool:
         """An edit of the source makes the pod outdated; no other edit can fix its failure."""
@@ -259,7 +273,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         job, revision = self.observed.job, self.observed.job.status.workspace_revision
         if pod.metadata.annotations.delivery != "ephemeral" or workspace_source.is_fetched(job):
             return None
-        if not revision or sync_results.find_complete_pods(job, self.observed.workspace):
+        if not revision or find_complete_pods(job, self.observed.workspace):
             return None
         if pod.status.phase != "Running" or delivery.has_content(pod):
             return None
@@ -327,7 +341,7 @@ def _last_workspace(observed: Observed, source: VolumeSource, now: datetime) -> 
     if job.status.workers is None:
         return None
     route = choose_route(job, workspace, cluster, source, now)
-    pods = sync_results.find_complete_pods(job, workspace, route.store)
+    pods = find_complete_pods(job, workspace, route.store)
     if not pods or not _is_available(cluster, pods[-1], now):
         return None
     return _ready(job, pods[-1], route)
@@ -342,7 +356,7 @@ def _base_seconds_left(pod: Pod, now: datetime) -> float | None:
 
 
 def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
-    result = sync_results.read_result(pod)
+    result = read_result(pod)
     # Not the commit if possible: two directories of a repository share it.
     content = (
         result.sha256

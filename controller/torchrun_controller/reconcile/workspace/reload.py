@@ -24,21 +24,26 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedWorkspace,
 )
 from torchrun_controller.reconcile.objects import workspace_source
-from torchrun_controller.reconcile.objects.serve_pod import Store
+from torchrun_controller.reconcile.objects.sync_pod import Store
 from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve
-from torchrun_controller.reconcile.workspace import (
-    claim_node,
-    claims,
-    cleanup,
-    delivery,
-    preparation,
-    sync_results,
+from torchrun_controller.reconcile.workspace import claims, delivery, preparation
+from torchrun_controller.reconcile.workspace.delivery import find_claim_nodes, is_misplaced
+from torchrun_controller.reconcile.workspace.helper_pods import (
+    SyncState,
+    Workspace,
+    next_number,
+    next_retry,
 )
-from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace, next_number
-from torchrun_controller.reconcile.workspace.next_pod import build_pod
-from torchrun_controller.reconcile.workspace.retry import next_retry
-from torchrun_controller.reconcile.workspace.sync_results import read_result
+from torchrun_controller.reconcile.workspace.sync_pods import (
+    build_pod,
+    delete_oldest_pods,
+    end_pods,
+    find_complete_pods,
+    find_revision,
+    is_standby,
+    read_result,
+)
 
 
 def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:
@@ -53,17 +58,15 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     serving_pods = _serving_pods(job, observed.gang, workspace)
     other_pods = [pod for pod in workspace.sync_pods if alive(pod) and pod not in serving_pods]
     if not workspace_source.stands_by(job) or claims.is_for_one_pod(source, workspace.claims):
-        return Workspace(state=step.state, why=step.why, deletes=cleanup.end_pods(other_pods))
+        return Workspace(state=step.state, why=step.why, deletes=end_pods(other_pods))
     store = _store_of(workspace.sync_pods[-1])
-    claim_nodes = claim_node.find_nodes(observed, source, store, now)
+    claim_nodes = find_claim_nodes(observed, source, store, now)
     standby_pods = [
-        pod
-        for pod in other_pods
-        if sync_results.is_standby(job, pod) and not claim_node.is_misplaced(pod, claim_nodes)
+        pod for pod in other_pods if is_standby(job, pod) and not is_misplaced(pod, claim_nodes)
     ]
-    deletes = cleanup.end_pods([pod for pod in other_pods if pod not in standby_pods])
+    deletes = end_pods([pod for pod in other_pods if pod not in standby_pods])
     seconds = next_retry(workspace.sync_pods, names.SYNC_CONTAINER, now)
-    if standby_pods or not sync_results.find_revision(job, workspace) or seconds > 0:
+    if standby_pods or not find_revision(job, workspace) or seconds > 0:
         retry_after = seconds if seconds > 0 and not standby_pods else None
         return Workspace(state=step.state, why=step.why, deletes=deletes, requeue_after=retry_after)
     if claim_nodes == ():  # the pod follows a worker, and none has a node
@@ -74,7 +77,7 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
         state=step.state,
         why=step.why,
         applies=(pod,),
-        deletes=(*cleanup.delete_oldest_pods(job, workspace), *deletes),
+        deletes=(*delete_oldest_pods(job, workspace), *deletes),
     )
 
 
@@ -99,7 +102,7 @@ def _find_source(
 
 def _serving_pods(job: TorchrunJob, gang: ObservedGang, workspace: ObservedWorkspace) -> list[Pod]:
     """Return the serve pods in use: the newest, and older ones until every worker has left them."""
-    pods = sync_results.find_complete_pods(job, workspace)
+    pods = find_complete_pods(job, workspace)
     serve_pods = [pod for pod in pods if delivery.is_serve_pod(pod)]
     if serve_pods and find_running_revision(job, gang) >= read_result(serve_pods[-1]).revision:
         return serve_pods[-1:]
@@ -125,7 +128,7 @@ def check_up_to_date(
             return None
         message = f"{sentence(step.why.message)} The pods continue with revision {revision}."
         return _not_up_to_date("False" if step.failed else "Unknown", step.why.reason, message)
-    newest = sync_results.find_revision(job, workspace)
+    newest = find_revision(job, workspace)
     if newest <= revision:
         return None
     if not all(alive(pod) for pod in gang.workers):
@@ -143,8 +146,8 @@ def _not_up_to_date(status: ConditionStatus, reason: str, message: str) -> Condi
 def build_annotations(job: TorchrunJob, workspace: ObservedWorkspace) -> JsonObject:
     """Return the annotations of workers: their revision, its URL, and whether edits may follow."""
     annotations: JsonObject = {}
-    revision = sync_results.find_revision(job, workspace)
-    pods = sync_results.find_complete_pods(job, workspace)
+    revision = find_revision(job, workspace)
+    pods = find_complete_pods(job, workspace)
     serve_pods = [pod for pod in pods if delivery.is_serve_pod(pod)]
     if serve_pods and delivery.is_serving(serve_pods[-1]):
         manifest = read_result(serve_pods[-1]).manifest

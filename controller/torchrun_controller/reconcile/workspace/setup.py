@@ -16,18 +16,17 @@ from torchrun_controller.reconcile.objects.environment import Environment
 from torchrun_controller.reconcile.objects.setup_pod import setup_pod
 from torchrun_controller.reconcile.pods import waiting
 from torchrun_controller.reconcile.pods.lifecycle import delete_pod
-from torchrun_controller.reconcile.pods.nodes import (
-    OUT_OF_SERVICE,
-    NodeLoss,
-    is_out_of_service,
-)
+from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE, NodeLoss, is_out_of_service
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
-from torchrun_controller.reconcile.workspace import claim_node
 from torchrun_controller.reconcile.workspace.claims import find_claim, find_uid, is_of_former_claim
-from torchrun_controller.reconcile.workspace.cleanup import end_pods
-from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
+from torchrun_controller.reconcile.workspace.delivery import (
+    find_claim_nodes,
+    is_misplaced,
+    is_serve_pod,
+)
 from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
+    SyncMessage,
     SyncState,
     Workspace,
     create_replacement,
@@ -35,7 +34,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     next_step,
     waiting_step,
 )
-from torchrun_controller.reconcile.workspace.retry import SyncMessage
+from torchrun_controller.reconcile.workspace.sync_pods import end_pods
 
 KEPT_SETUP_PODS = 2
 # Failures that a retry would only repeat.
@@ -66,9 +65,9 @@ def _end_misplaced_pods(
 ) -> tuple[Delete, ...]:
     """Delete sync pods that keep the PVC from the node of a setup pod. They wait for newer code."""
     assert spec.workspace is not None, "an environment is shared on the PVC of the workspace"
-    nodes = claim_node.find_nodes(observed, spec.workspace, "", now)
+    nodes = find_claim_nodes(observed, spec.workspace, "", now)
     pods = (pod for pod in observed.workspace.sync_pods if not is_serve_pod(pod))
-    return end_pods(pod for pod in pods if claim_node.is_misplaced(pod, nodes))
+    return end_pods(pod for pod in pods if is_misplaced(pod, nodes))
 
 
 class SetupPods(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ from msgspec import Struct, field
 from torchrun_api.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Transport
 from torchrun_controller.rate_limit import Rate, TokenBuckets
-from torchrun_controller.reconcile.objects.progress_reports import AUDIENCE
+from torchrun_controller.reconcile.objects.child_job import AUDIENCE
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

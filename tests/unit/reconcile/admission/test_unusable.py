@@ -9,8 +9,7 @@ from admitting import running, submitted
 from queue_lab import pods_of
 from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_controller.reconcile.admission.statuses import Stage
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Conflict, Rejection
+from torchrun_controller.reconcile.model.observed import Conflict, Installed, Rejection
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.admission_status import charged
 from unit.reconcile.admission.classifying import classify_world, deliver, status_update

@@ -8,7 +8,7 @@ from torchrun_api import names
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
 from torchrun_api.status import MOST_GANGS
-from torchrun_controller.reconcile.gang.fence_order import format_time
+from torchrun_controller.reconcile.gang.fence import format_time
 from torchrun_controller.reconcile.gang.gang import has_ended
 from unit.reconcile.failing import disrupt, fail, running
 from world import START

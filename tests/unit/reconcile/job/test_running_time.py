@@ -9,7 +9,7 @@ from torchrun_api.core import ContainerState, ContainerStatus, StateRunning, Sta
 from torchrun_api.kinds import JOBS
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from world import START, World, make_job, make_queue
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
 from unit.reconcile.failing import running

@@ -13,8 +13,7 @@ from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.context import Context
 from torchrun_controller.reconcile.job.steps import Step
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import Conflict
+from torchrun_controller.reconcile.model.observed import Conflict, Installed
 from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from unit.reconcile import losing

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from torchrun_api.status import Attempt
-from torchrun_controller.reconcile.placement import avoid
-from torchrun_controller.reconcile.placement.affinity import hostnames
+from torchrun_controller.reconcile.placement import hostnames, nodes_to_avoid
 from world import World, make_job, make_queue
 
 OF_THE_JOB = ("Exception", "ExitCode", "OOMKilled", "Evicted", "PodDeleted")
@@ -27,7 +26,7 @@ def attempts(*reasons: str, node: str = "node-1") -> tuple[Attempt, ...]:
     ids=["twice", "once", *OF_THE_JOB, "nowhere", "the same attempt"],
 )
 def test_which_nodes_are_avoided(ended, nodes):
-    assert avoid.nodes_to_avoid(ended) == nodes
+    assert nodes_to_avoid(ended) == nodes
 
 
 def test_the_next_gang_avoids_a_node_that_failed_twice_and_keeps_the_users_affinity():

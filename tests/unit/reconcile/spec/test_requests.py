@@ -6,12 +6,12 @@ import pytest
 
 from admitting import running
 from torchrun_api.core import Job
-from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.requests import (
     GangRequests,
     admission_of,
     requests_of,
     requests_of_pods,
+    total_requests,
 )
 from torchrun_controller.reconcile.spec.size import size_of
 from world import World, make_job, make_queue
@@ -76,7 +76,7 @@ def test_the_charge_is_what_the_pods_request(node, pod, charged):
     (gang,) = (o for o in world.objects.values() if isinstance(o, Job))
     gang_requests = requests_of_pods(1, gang.spec.template.spec, None, "nvidia.com/gpu")
     assert admission_of(gang_requests, "gpu").requests == charged
-    assert pod_requests.total(((template_of(world), 1),)) == {
+    assert total_requests(((template_of(world), 1),)) == {
         name: str(amount) for name, amount in charged.items()
     }
 

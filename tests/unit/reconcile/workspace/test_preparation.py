@@ -11,7 +11,7 @@ from torchrun_api.job import Volumes
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
 from torchrun_api.workspace import WorkspaceVolume
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.reconcile.workspace.sync_results import is_current
+from torchrun_controller.reconcile.workspace.sync_pods import is_current
 from world import ZIP, World, make_job, make_queue
 
 

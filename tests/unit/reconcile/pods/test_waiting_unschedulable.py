@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchrun_controller.reconcile.pods.unschedulable import summarize
+from torchrun_controller.reconcile.pods.waiting import summarize
 
 NOT_HELPFUL = (
     " preemption: 0/12 nodes are available: 4 Preemption is not helpful for scheduling,"

@@ -13,7 +13,8 @@ from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
 from torchrun_controller.reconcile.admission.model import Preemption
 from torchrun_controller.reconcile.admission.statuses import JobUpdates
-from torchrun_controller.reconcile.queue import ObservedQueue, QueuePlan, finalizer, jobs
+from torchrun_controller.reconcile.queue import ObservedQueue, QueuePlan, finalizer
+from torchrun_controller.reconcile.queue.model import needs_queue, state_of
 from torchrun_controller.reconcile.spec.admission_status import WAITING, charged
 from unit.reconcile.admission.classifying import classify_world, deliver
 from world import World
@@ -55,7 +56,7 @@ def preempt(world: World) -> None:
     preemption = Preemption(uid="uid-train", for_uid="x", reason="Reclaimed", message="Quota.")
     deliver(world, preemptions=(preemption,))
     world.settle()
-    assert (world.phase, jobs.needs_queue(world.job)) == ("Preempted", True), "its pods run"
+    assert (world.phase, needs_queue(world.job)) == ("Preempted", True), "its pods run"
     world.vanish(*(pod.metadata.name for pod in pods_of(world)))
 
 
@@ -65,7 +66,7 @@ def outgrow(world: World) -> None:
     fail(world)
     world.settle()
     assert (world.condition("AdmissionRequested").reason, charged(world.job)) == (WAITING, 2)
-    assert jobs.needs_queue(world.job), "the admission may be enough after another edit"
+    assert needs_queue(world.job), "the admission may be enough after another edit"
 
 
 def fail(world: World) -> None:
@@ -91,7 +92,7 @@ def test_a_deleted_queue_does_not_wait_for_a_job_that_waits_for_admission(
     stop(world)
     coordinate(world)
     assert (world.condition("Admitted").reason, charged(world.job)) == ("QueuePaused", 0)
-    assert jobs.state_of(world.job) == "pending"
+    assert state_of(world.job) == "pending"
     reconcile_queue(world)
     assert world.queue is None
     coordinate(world)
@@ -107,7 +108,7 @@ def test_a_deleted_queue_waits_for_the_pods_of_a_job_that_waits_for_admission() 
     workers = world.job.status.workers
     assert workers is not None
     status = replace(world.job.status, workers=replace(workers, running=1))
-    assert jobs.needs_queue(replace(world.job, status=status))
+    assert needs_queue(replace(world.job, status=status))
 
 
 def test_a_deleted_queue_waits_for_a_job_in_back_off() -> None:

@@ -1,12 +1,22 @@
-"""The results of sync pods, and which of them the job requests."""
+"""The sync pods of a job: their results, which of them the job requests, and the next one."""
+
+from collections.abc import Iterable
+from datetime import datetime
 
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
-from torchrun_controller.reconcile.model.observed import ObservedWorkspace
+from torchrun_controller.reconcile.model.observed import Defaults, Observed, ObservedWorkspace
+from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.objects import workspace_source
+from torchrun_controller.reconcile.objects.sync_pod import Store, serve_pod, sync_pod
+from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
+from torchrun_controller.reconcile.spec.resolve import VolumeSource
 from torchrun_controller.reconcile.workspace import claims, delivery
-from torchrun_controller.reconcile.workspace.retry import SyncMessage, container_end, own_end
+from torchrun_controller.reconcile.workspace.delivery import find_claim_nodes
+from torchrun_controller.reconcile.workspace.helper_pods import SyncMessage, container_end, own_end
+
+KEPT_SYNC_PODS = 3
 
 
 def read_result(pod: Pod) -> SyncMessage:
@@ -113,3 +123,58 @@ def pinned_commit(job: TorchrunJob, latest: Pod | None) -> str:
         commit = own_end(latest, names.SYNC_CONTAINER).message.commit
         return commit or job.status.workspace_commit
     return latest.metadata.annotations.commit
+
+
+def build_pod(
+    observed: Observed,
+    source: VolumeSource,
+    store: Store,
+    number: int,
+    defaults: Defaults,
+    now: datetime,
+    *,
+    commit: str = "",
+    base: str = "",
+    stands_by: bool = False,
+) -> Apply:
+    """Build a serve pod, or a sync pod if there is no `store`.
+
+    A pod that `stands_by` accepts any upload. Only a sync pod can reuse the files of `base`.
+    """
+    job, queue, workspace = observed.job, observed.queue, observed.workspace
+    find = find_revision if stands_by else find_last_revision
+    last_revision = find(job, workspace)
+    node = next(iter(find_claim_nodes(observed, source, store, now) or ()), "")
+    pod = sync_pod(
+        job,
+        source,
+        number,
+        defaults,
+        commit,
+        queue=queue,
+        last_revision=last_revision,
+        stands_by=stands_by,
+        base="" if store else base,
+        with_workers=not (store or claims.is_shared(source, workspace.claims)),
+        node=node,
+        claim_uid="" if store == "ephemeral" else claims.find_uid(workspace.claims, source.name),
+    )
+    return serve_pod(job, pod, source, store, number, defaults) if store else pod
+
+
+def delete_oldest_pods(job: TorchrunJob, workspace: ObservedWorkspace) -> tuple[Delete, ...]:
+    """Delete sync pods to make room for one more; the last complete one stays."""
+    complete = find_complete_pods(job, workspace)[-1:]
+    oldest_pods = workspace.sync_pods[: -KEPT_SYNC_PODS + 1]
+    return tuple(delete_pod(pod) for pod in oldest_pods if pod not in complete)
+
+
+def end_preparations(workspace: ObservedWorkspace, *, serving: bool = True) -> tuple[Delete, ...]:
+    """Delete running sync and setup pods; serve pods only if `serving`."""
+    sync_pods = [p for p in workspace.sync_pods if serving or not delivery.is_serve_pod(p)]
+    return end_pods((*sync_pods, *workspace.setup_pods))
+
+
+def end_pods(pods: Iterable[Pod]) -> tuple[Delete, ...]:
+    """Delete those of the pods that run and are not being deleted."""
+    return tuple(delete_pod(p) for p in pods if alive(p) and not p.metadata.terminating)

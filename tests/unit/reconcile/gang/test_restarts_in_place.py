@@ -11,8 +11,7 @@ from torchrun_api.kinds import JOBS
 from torchrun_api.status import MOST_GANGS
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.reconcile import Defaults, reconcile
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.model.observed import RestartsInPlace
+from torchrun_controller.reconcile.model.observed import Installed, RestartsInPlace
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from unit.reconcile.failing import disrupt, fail, running
 from world import START, World, make_job, make_queue

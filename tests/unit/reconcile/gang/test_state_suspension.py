@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torchrun_api.core import Job
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile.model.installed import Installed
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, lose, running
 from world import DEFAULTS, World, make_job, make_queue

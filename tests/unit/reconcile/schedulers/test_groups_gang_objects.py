@@ -9,15 +9,15 @@ from msgspec.structs import replace
 from shell_world import GOLDEN, ShellWorld, compare
 from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile.model.installed import Installed
-from torchrun_controller.reconcile.schedulers.choice import choose
+from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.coscheduling import COSCHEDULING_POD_GROUPS
 from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from torchrun_controller.reconcile.schedulers.native import NATIVE_GROUPS
+from torchrun_controller.reconcile.schedulers.table import choose
 from torchrun_controller.reconcile.schedulers.volcano import VOLCANO_POD_GROUPS
-from torchrun_controller.reconcile.spec import pod_requests
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
+from torchrun_controller.reconcile.spec.requests import total_requests
 from world import DEFAULTS, World, make_job, make_queue
 
 ZONE, RACK = "topology.kubernetes.io/zone", "example.com/rack"
@@ -281,7 +281,7 @@ def test_groups_request_the_whole_gang():
         ],
         "overhead": {"cpu": "250m"},
     }
-    assert pod_requests.total((({"spec": spec}, 4),)) == {
+    assert total_requests((({"spec": spec}, 4),)) == {
         "cpu": "9400m",  # 2.1 at the start (1.6 later) and 0.25
         "ephemeral-storage": "4Gi",
         "gpu": "32",

@@ -3,8 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile.model.blocked import BLOCKED_REASONS, linked
-from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS, Reason, linked
 from world import World, make_job, make_queue
 
 SITE = "https://docs.example.com/torchrun"

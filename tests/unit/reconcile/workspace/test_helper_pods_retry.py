@@ -13,8 +13,12 @@ from torchrun_api.core import (
     StateTerminated,
 )
 from torchrun_api.meta import ChildMeta, Condition
-from torchrun_controller.reconcile.workspace import retry
-from torchrun_controller.reconcile.workspace.retry import SyncMessage
+from torchrun_controller.reconcile.workspace.helper_pods import (
+    SyncMessage,
+    container_end,
+    retry_delay,
+    retry_seconds_left,
+)
 from world import START
 
 
@@ -29,15 +33,13 @@ def pod(message: str = "", reason: str = "Error", **status: object) -> Pod:
 
 
 def test_the_termination_message_counts():
-    said = retry.container_end(
-        pod('{"reason": "SourceNotFound", "permanent": true}'), "sync"
-    ).message
+    said = container_end(pod('{"reason": "SourceNotFound", "permanent": true}'), "sync").message
     assert said == SyncMessage(reason="SourceNotFound", permanent=True)
 
 
 @pytest.mark.parametrize(("reason", "expected"), [("Error", ""), ("OOMKilled", "OOMKilled")])
 def test_without_a_message_the_last_line_counts(reason, expected):
-    message = retry.container_end(pod("Traceback:\nOSError: no\n", reason), "sync").message
+    message = container_end(pod("Traceback:\nOSError: no\n", reason), "sync").message
     assert message == SyncMessage(reason=expected, message="OSError: no")
 
 
@@ -45,32 +47,30 @@ def test_without_a_message_the_last_line_counts(reason, expected):
 def test_a_log_of_one_json_object_is_no_message_of_the_program(reason, expected):
     """The kubelet takes the log (FallbackToLogsOnError) of a program that was killed."""
     line = '{"time": "2026-11-26T14:54:14.799Z", "level": "info", "event": "fetching"}'
-    message = retry.container_end(pod(line + "\n", reason), "sync").message
+    message = container_end(pod(line + "\n", reason), "sync").message
     assert message == SyncMessage(reason=expected, message=line)
 
 
 def test_a_result_stays_if_its_container_is_killed_after_it():
-    message = retry.container_end(pod('{"commit": "abc", "files": 1}', "OOMKilled"), "sync").message
+    message = container_end(pod('{"commit": "abc", "files": 1}', "OOMKilled"), "sync").message
     assert (message.reason, message.commit) == ("OOMKilled", "abc")
 
 
 def test_an_evicted_pod_reports_the_disruption():
     words = '{"reason": "Stopped", "permanent": true}'
-    assert retry.container_end(pod(words), "sync").message.permanent
+    assert container_end(pod(words), "sync").message.permanent
     drained = Condition(type="DisruptionTarget", status="True", reason="Drain", message="gone")
-    assert retry.container_end(pod(words, conditions=(drained,)), "sync").message == SyncMessage(
+    assert container_end(pod(words, conditions=(drained,)), "sync").message == SyncMessage(
         reason="Drain", message="gone"
     )
     lost = PodStatus(phase="Failed", reason="NodeLost", message="the node is gone")
-    message = retry.container_end(
-        Pod(metadata=ChildMeta(name="a-sync-1"), status=lost), "sync"
-    ).message
+    message = container_end(Pod(metadata=ChildMeta(name="a-sync-1"), status=lost), "sync").message
     assert message == SyncMessage(reason="NodeLost", message="the node is gone")
 
 
 def test_a_restarted_container_has_no_message():
     running = ContainerStatus(name="sync", state=ContainerState(running=StateRunning()))
-    assert retry.container_end(pod(container_statuses=(running,)), "sync").message == SyncMessage()
+    assert container_end(pod(container_statuses=(running,)), "sync").message == SyncMessage()
 
 
 def numbered(number: int, phase: str) -> Pod:
@@ -83,9 +83,9 @@ def test_a_pod_that_serves_its_result_ends_the_count():
     received = ContainerStatus(name="sync", state=ended)
     status = PodStatus(phase="Running", container_statuses=(received,))
     serving = Pod(metadata=ChildMeta(name="a-sync-5", creation_timestamp=START), status=status)
-    assert retry.retry_delay((serving, numbered(6, "Failed"))) == timedelta(seconds=10)
+    assert retry_delay((serving, numbered(6, "Failed"))) == timedelta(seconds=10)
     starting = numbered(5, "Running")
-    assert retry.retry_delay((starting, numbered(6, "Failed"))) == timedelta(minutes=5)
+    assert retry_delay((starting, numbered(6, "Failed"))) == timedelta(minutes=5)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_pod_that_serves_its_result_ends_the_count():
 )
 def test_the_delay_doubles_from_the_last_success_on(phases, seconds):
     pods = [numbered(number, phase) for number, phase in phases.items()]
-    assert retry.retry_delay(pods) == timedelta(seconds=seconds)
-    end = retry.container_end(pods[-1], "sync")
+    assert retry_delay(pods) == timedelta(seconds=seconds)
+    end = container_end(pods[-1], "sync")
     now = START + timedelta(seconds=4)
-    assert retry.retry_seconds_left(pods, end, now) == seconds - 4
+    assert retry_seconds_left(pods, end, now) == seconds - 4

@@ -1,1 +1,0 @@
-"""Preferences of a gang for nodes: nodes to avoid, and nodes with its checkpoints."""
