@@ -4,12 +4,12 @@ SIGTERM and SIGINT shut the controller down in order. A second signal ends the p
 does a signal before the controller runs, or the loss of the lease.
 """
 
-import asyncio  # only for the type of an event loop
+import asyncio  # only for event loops
 import socket
 import sys
 import uuid
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 
 import anyio
@@ -19,7 +19,7 @@ from torchrun_api.exit_codes import CRASHED, LOST_LEASE, UNUSABLE
 from torchrun_controller import logs
 from torchrun_controller.client import ConfigError, Connection, Transport
 from torchrun_controller.clock import SYSTEM
-from torchrun_controller.leader import NotLeader
+from torchrun_controller.leader import Leader, Leadership, LeaderThread, NoElection, NotLeader
 from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving.checks import caches_synced, leads_or_stands_by, watches_alive
@@ -62,23 +62,19 @@ async def run(settings: Settings, signals: Signals) -> int:
     identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     session = partial(connection.session, identity=identity)
     grace = settings.lease_durations.grace
+    leader = _leadership(settings, metrics, identity) if settings.leader_election else NoElection()
 
     async def wait_for_signal() -> None:
         log.info("shutting down", signal=(await signals.wait()).name)
 
-    def check_leader() -> None:
-        components.leader.check()
-
     async with (
         session("watch", metrics.observe_request) as watch,
         session(
-            "write", metrics.observe_request, before_send=check_leader, tcp_user_timeout=grace
+            "write", metrics.observe_request, before_send=leader.check, tcp_user_timeout=grace
         ) as write,
-        session("lease", metrics.observe_request) as lease,
         session("review", metrics.observe_request) as review,
     ):
-        sessions = Sessions(watch, write, lease)
-        components = assemble(settings, sessions, metrics, SYSTEM, identity)
+        components = assemble(settings, Sessions(watch, write), leader, metrics, SYSTEM)
         server = _server(settings, components, metrics)
         progress = _progress_server(settings, review, components, metrics)
         async with (
@@ -99,6 +95,40 @@ async def run(settings: Settings, signals: Signals) -> int:
                 log.error("exiting: another replica may lead", error=str(error))
                 return LOST_LEASE
     return 0
+
+
+def _leadership(settings: Settings, metrics: Metrics, identity: str) -> Leadership:
+    """Return the leader, which runs in a thread with its own connection."""
+    loop, durations = asyncio.get_running_loop(), settings.lease_durations
+
+    # The main loop owns the metrics.
+    def observe(verb: str, resource: str, code: int, seconds: float) -> None:
+        loop.call_soon_threadsafe(metrics.observe_request, verb, resource, code, seconds)
+
+    def count_transition() -> None:
+        loop.call_soon_threadsafe(metrics.lease_transitions.inc)
+
+    @asynccontextmanager
+    async def open_leader() -> AsyncIterator[Leader]:
+        connection = await Connection.load(settings.kubeconfig, settings.context)
+        async with (
+            connection.session("lease", observe, identity=identity) as transport,
+            connection.refreshing(),
+        ):
+            yield Leader(
+                transport,
+                identity=identity,
+                namespace=settings.lease_namespace,
+                name=settings.lease_name,
+                durations=durations,
+                on_transition=count_transition,
+                clock=SYSTEM.monotonic,
+                now=SYSTEM.wall,
+                jitter=SYSTEM.jitter,
+            )
+
+    # Before the lease expires.
+    return LeaderThread(open_leader, stop_seconds=durations.grace / 2)
 
 
 def _loop_factory(enabled: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:

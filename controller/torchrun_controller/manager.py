@@ -6,7 +6,7 @@ controller may not read is left out until its caches are in this state, too. End
 taken, writes in progress finish, events are flushed, the lease is released. Loss of the lease ends
 all tasks at once.
 
-Sessions and the clock are the only access to the outside world for all components.
+Sessions, the leader and the clock are the only access to the outside world for all components.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,7 +36,7 @@ from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.observed_log import reconcile_logged
 from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
-from torchrun_controller.leader import Leader, Leadership, NoElection, NotLeader
+from torchrun_controller.leader import Leadership, NotLeader
 from torchrun_controller.metrics.jobs import JobMetrics
 from torchrun_controller.metrics.per_job import PerJobMetrics
 from torchrun_controller.metrics.registry import Metrics
@@ -57,11 +57,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Sessions(Struct, frozen=True):
-    """Separate sessions, so that neither watches nor writes delay the requests for the lease."""
+    """Separate sessions, so that watches and writes do not delay each other."""
 
     watch: Transport
     write: Transport
-    lease: Transport
 
 
 class Components(Struct, frozen=True):
@@ -76,10 +75,9 @@ class Components(Struct, frozen=True):
 
 
 def assemble(
-    settings: Settings, sessions: Sessions, metrics: Metrics, clock: Clock, identity: str
+    settings: Settings, sessions: Sessions, leader: Leadership, metrics: Metrics, clock: Clock
 ) -> Components:
-    """Build the components; nothing runs yet. `identity` must be unique to the process."""
-    leader = _leader(settings, sessions.lease, metrics, clock, identity)
+    """Build the components; nothing runs yet."""
     queues = {name: _work_queue(name, metrics, clock) for name in ("job", "queue", "admission")}
     factory = InformerFactory(
         sessions.watch,
@@ -229,24 +227,6 @@ class Manager:
             for name, keep in present.items():
                 if name in self._queues:
                     self._queues[name].retain(keep)
-
-
-def _leader(
-    settings: Settings, transport: Transport, metrics: Metrics, clock: Clock, identity: str
-) -> Leadership:
-    if not settings.leader_election:
-        return NoElection()
-    return Leader(
-        transport,
-        identity=identity,
-        namespace=settings.lease_namespace,
-        name=settings.lease_name,
-        durations=settings.lease_durations,
-        on_transition=metrics.lease_transitions.inc,
-        clock=clock.monotonic,
-        now=clock.wall,
-        jitter=clock.jitter,
-    )
 
 
 def _register_job_metrics(

@@ -10,6 +10,7 @@ from faults.api_server import ApiServer
 from faults.network import Client, Faults
 from torchrun_controller.client.session import Observe, Transport
 from torchrun_controller.clock import Clock
+from torchrun_controller.leader import Leader
 from torchrun_controller.manager import Components, Manager, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.settings import Settings, parse
@@ -34,13 +35,24 @@ class Process:
         sessions = Sessions(
             self._session("watch", self.metrics.observe_request),
             self._session("write", self.metrics.observe_request),
-            self._session("lease", self.metrics.observe_request),
         )
         loop = asyncio.get_running_loop()
         clock = Clock(
             monotonic=loop.time, wall=lambda: now() + faults.skew, jitter=random.Random(name).random
         )
-        self.components: Components = assemble(SETTINGS, sessions, self.metrics, clock, name)
+        # Without its thread: the simulation has one event loop, in virtual time.
+        leader = Leader(
+            self._session("lease", self.metrics.observe_request),
+            identity=name,
+            namespace=SETTINGS.lease_namespace,
+            name=SETTINGS.lease_name,
+            durations=SETTINGS.lease_durations,
+            on_transition=self.metrics.lease_transitions.inc,
+            clock=clock.monotonic,
+            now=clock.wall,
+            jitter=clock.jitter,
+        )
+        self.components: Components = assemble(SETTINGS, sessions, leader, self.metrics, clock)
         self._terminated = asyncio.Event()
         self.exit: BaseException | None = None
         self._dead = asyncio.Event()

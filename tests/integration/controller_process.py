@@ -115,6 +115,10 @@ class ControllerProcess:
         """Use this kubeconfig at the next start."""
         self._command[self._command.index("--kubeconfig") + 1] = str(kubeconfig)
 
+    def with_program(self, program: str) -> None:
+        """Run this Python program with the same arguments instead, from the next start on."""
+        self._command[1 : self._command.index("--kubeconfig")] = ["-c", program]
+
     @property
     def pid(self) -> int:
         assert self._process is not None

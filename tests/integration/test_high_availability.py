@@ -24,6 +24,26 @@ from torchrun_cluster import LocalCluster, Size
 
 # Short enough for a test, but a leader that stalls for half of it keeps the lease.
 QUICK = lasting("12s", "8s", "2s")
+# The controller, whose first decision about the job `slow` takes longer than the renew deadline.
+SLOW_DECISION = """
+import time
+from torchrun_controller import __main__, manager
+
+decide = manager.reconcile_logged
+began = []
+
+def decide_slowly(observed, now, defaults):
+    if observed.job.metadata.name == "slow" and not began:
+        began.append(time.monotonic())
+        print('{"message": "blocked"}', flush=True)
+        while time.monotonic() < began[0] + 12:
+            pass
+        print('{"message": "continued"}', flush=True)
+    return decide(observed, now, defaults)
+
+manager.reconcile_logged = decide_slowly
+__main__.main()
+"""
 # Seconds until the next leader. The defaults hold on any machine, and only separate the causes.
 ANY = 120.0
 
@@ -163,6 +183,23 @@ def test_a_frozen_leader_has_one_request_left_at_most(
             replicas.revive()
             for replica in replicas.all:
                 ready(replica)
+
+
+def test_a_slow_decision_keeps_the_lease(
+    cluster: LocalCluster, team: Team, observed: Observed, tmp_path: Path
+) -> None:
+    replicas = Replicas(cluster, team, tmp_path, 2, *QUICK)
+    for replica in replicas.all:
+        replica.with_program(SLOW_DECISION)
+    with replicas.running():
+        leader = replicas.leader()
+        began = identity(leader)
+        team.submit("slow", numNodes=1)
+        leader.wait_for_line("blocked")
+        leader.wait_for_line("continued")
+        observed.check(["slow"], frozen=False)
+        assert [tenure.who for tenure in tenures(observed.writes())] == [began]
+        assert replicas.leader() is leader
 
 
 def test_a_disconnected_leader_ends_before_another_leads(

@@ -18,8 +18,10 @@ Guarantees:
   next write, and each write has the resourceVersion, so that a conflict is detected.
 - **Handover is immediate.** Every replica watches the Lease and acquires a released one within
   milliseconds. Polling every 2 to 4.4 s covers a failed watch.
+- **A busy process keeps the lease.** `LeaderThread` renews it while the main event loop is blocked.
+  Its checks are made by the main loop, just before each write.
 
-`election` decides and is pure; `elector` sends the requests.
+`election` decides and is pure; `elector` sends the requests; `thread` runs it beside the main loop.
 
 Source: client-go tools/leaderelection, with its default durations.
 """
@@ -32,11 +34,13 @@ from torchrun_controller.leader.elector import (
     NoElection,
     NotLeader,
 )
+from torchrun_controller.leader.thread import LeaderThread
 
 __all__ = [
     "LEASES",
     "Durations",
     "Leader",
+    "LeaderThread",
     "Leadership",
     "Lease",
     "LeaseClient",

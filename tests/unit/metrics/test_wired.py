@@ -5,6 +5,7 @@ from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_JOBS
 from torchrun_api.status import Progress
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
+from torchrun_controller.leader import NoElection
 from torchrun_controller.manager import Components, Sessions, assemble
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import Installed
@@ -15,9 +16,15 @@ NEVER_SENT: Transport = None  # type: ignore[assignment]
 FLAGS = ("--runtime-image", "image", "--metrics-jobs", "1", "--namespace", "team")
 
 
+class Standby(NoElection):
+    def may_write(self) -> bool:
+        return False
+
+
 def assembled_components(metrics: Metrics, *flags: str) -> Components:
-    sessions = Sessions(NEVER_SENT, NEVER_SENT, NEVER_SENT)
-    return assemble(parse([*FLAGS, *flags], {}), sessions, metrics, SYSTEM, "me")
+    settings = parse([*FLAGS, *flags], {})
+    leader = Standby() if settings.leader_election else NoElection()
+    return assemble(settings, Sessions(NEVER_SENT, NEVER_SENT), leader, metrics, SYSTEM)
 
 
 def assembled(*flags: str) -> Metrics:
