@@ -109,7 +109,6 @@ _BASELINE = (
         for where in _OF_CONTAINERS
         for control in (
             _Control(f"{where}.privileged", "false", _off),
-            _Control(f"{where}.procMount", "Default", _one_of("Default")),
             _Control(
                 f"{where}.capabilities.add",
                 "only " + ", ".join(sorted(_BASELINE_CAPABILITIES)),
@@ -140,10 +139,25 @@ _BASELINE = (
         )
     ),
 )
+# Pods with hostUsers: false may do what these forbid (UserNamespacesPodSecurityStandards).
+_PROC_MOUNT = tuple(
+    _Control(f"{where}.procMount", "Default", _one_of("Default")) for where in _OF_CONTAINERS
+)
+_NON_ROOT = (
+    _Control("securityContext.runAsNonRoot", "true", lambda v: v is True),
+    *(
+        control
+        for where in _ANYWHERE
+        for control in (
+            _Control(f"{where}.runAsNonRoot", "true", lambda v: v is not False),
+            _Control(f"{where}.runAsUser", "any value except 0", lambda v: v is None or bool(v)),
+        )
+    ),
+)
 _RESTRICTED = (
     *_BASELINE,
+    *_PROC_MOUNT,
     # A null in a template removes the default.
-    _Control("securityContext.runAsNonRoot", "true", lambda v: v is True),
     _Control(
         "securityContext.seccompProfile.type",
         "RuntimeDefault or Localhost",
@@ -161,14 +175,6 @@ _RESTRICTED = (
                 "NET_BIND_SERVICE",
                 _subset(frozenset({"NET_BIND_SERVICE"})),
             ),
-        )
-    ),
-    *(
-        control
-        for where in _ANYWHERE
-        for control in (
-            _Control(f"{where}.runAsNonRoot", "true", lambda v: v is not False),
-            _Control(f"{where}.runAsUser", "any value except 0", lambda v: v is None or bool(v)),
         )
     ),
 )
@@ -224,7 +230,10 @@ def _restrict(pod: JsonObject, container: JsonObject) -> JsonObject:
 
 
 def _check(spec: JsonObject, level: PodSecurity, queue: str) -> None:
-    for control in _BASELINE if level == "baseline" else _RESTRICTED:
+    level_controls, of_host_users = (
+        (_BASELINE, _PROC_MOUNT) if level == "baseline" else (_RESTRICTED, _NON_ROOT)
+    )
+    for control in (*level_controls, *(() if spec.get("hostUsers") is False else of_host_users)):
         for path, value in _values(spec, control.path):
             if not control.accepts(value):
                 raise InvalidSpecError(
