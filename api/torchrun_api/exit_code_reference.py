@@ -29,7 +29,7 @@ The controller interprets the end of workers as follows:
 - **Counted:** whether `maxRestarts` counts the failure. "The job fails" means that no restart can
   correct it, so none is tried, whatever the rules. A preempted or drained pod, a pod
   that was evicted because its node was low on memory or disk, a deleted pod that ended by SIGTERM,
-  and a lost node are disruptions and are not counted, whatever the exit code.
+  and a lost machine are disruptions and are not counted, whatever the exit code.
 - **Rules:** `exitCodes` of [`reliability.rules`](failures.md#rules) match the exit code of the
   first failure, and `signals` its signal. The first rule that matches replaces the column
   "counted".

@@ -179,7 +179,7 @@ LAUNCHER = (
     ExitStatus(
         _only(LAUNCH_FAILED),
         "The launcher did not start its ranks, or killed them, because of a newer gang, failing "
-        "storage or a lost node.",
+        "storage or a lost machine.",
         ("Fenced", "FenceUnproven"),
         False,
     ),

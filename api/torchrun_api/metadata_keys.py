@@ -214,7 +214,7 @@ METADATA_KEYS = (
         (ADMINISTRATOR,),
         (CONTROLLER,),
         "Machines that are off and have no Node any more, as `ATTEMPT/NODE,...`. Their pods no "
-        "longer count as running. See [lost nodes](failures.md#lost-machines).",
+        "longer count as running. See [lost machines](failures.md#lost-machines).",
     ),
     _annotation(
         names.SOURCE,
@@ -350,7 +350,7 @@ METADATA_KEYS = (
         "worker",
         _BY_CONTROLLER,
         (CONTROLLER, LAUNCHER),
-        "Older workers on lost nodes that the launcher fences before the ranks start.",
+        "Older workers on lost machines that the launcher fences before the ranks start.",
     ),
     _annotation(
         names.IN_PLACE,
