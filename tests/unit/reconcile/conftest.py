@@ -9,7 +9,7 @@ from torchrun_api.kinds import JOBS
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
-from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.status import OWN_CONDITIONS
 from torchrun_controller.reconcile.job.steps import Step
 from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, Pods
@@ -20,25 +20,29 @@ def checked_step(step: Step) -> Step:
     """Wrap the step: its decisions must lead to its declared phases."""
 
     @functools.wraps(step.decide)
-    def decide(context: Context) -> Decision | None:
-        decision = step.decide(context)
+    def decide(assessment: Assessment) -> Decision | None:
+        decision = step.decide(assessment)
         if decision is not None:
             row = ROWS[decision.state]
             phase = row.phase
-            if row.pods is Pods.KEPT and context.gang and context.end is None:
+            if row.pods is Pods.KEPT and assessment.gang and assessment.end is None:
                 gone = {write.name for write in decision.writes.deletes if write.kind is JOBS}
-                assert context.observed.gang.current_job.metadata.name not in gone, decision.state
+                assert assessment.observed.gang.current_job.metadata.name not in gone, (
+                    decision.state
+                )
             assert phase is None or phase in step.leads_to, (step.decide.__name__, decision.state)
         return decision
 
     return Step(decide, step.leads_to)
 
 
-def checked_transition(original: Callable[[Context], Decision]) -> Callable[[Context], Decision]:
+def checked_transition(
+    original: Callable[[Assessment], Decision],
+) -> Callable[[Assessment], Decision]:
     """Wrap the decision: its phase must be a valid transition."""
 
-    def first_decision(context: Context) -> Decision:
-        decision, observed = original(context), context.observed
+    def first_decision(assessment: Assessment) -> Decision:
+        decision, observed = original(assessment), assessment.observed
         before = observed.job.status.phase or "Pending"
         after = ROWS[decision.state].phase or before
         # A gang is created in Queued. The status with that phase may be lost.
@@ -53,8 +57,8 @@ def checked_transition(original: Callable[[Context], Decision]) -> Callable[[Con
 def checked_plan(original: Callable[..., Plan]) -> Callable[..., Plan]:
     """Wrap the plan: it has no condition of another manager."""
 
-    def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -> Plan:
-        planned = original(context, decision, last_status)
+    def plan(assessment: Assessment, decision: Decision, last_status: TorchrunJobStatus) -> Plan:
+        planned = original(assessment, decision, last_status)
         types = {c.type for c in planned.status.conditions} if planned.status else set()
         assert types <= OWN_CONDITIONS, types - OWN_CONDITIONS
         return planned

@@ -12,7 +12,7 @@ from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.decision import Decision, History, Writes, soonest
 from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
 from torchrun_controller.reconcile.job import dependencies
-from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.running import decide_on_gang
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names, sentence
@@ -29,31 +29,31 @@ from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
 from torchrun_controller.reconcile.workspace.sync_pods import end_preparations
 
 
-def deadline_exceeded(context: Context) -> Decision | None:
+def deadline_exceeded(assessment: Assessment) -> Decision | None:
     """Stop a job that has exceeded its deadline."""
-    limit = context.reliability.deadline
-    seconds_left = deadline_left(context.observed.job.status, limit, context.ran_until)
+    limit = assessment.reliability.deadline
+    seconds_left = deadline_left(assessment.observed.job.status, limit, assessment.ran_until)
     if limit is None or seconds_left is None or seconds_left > 0:
         return None
-    reliability = context.reliability
+    reliability = assessment.reliability
     message = f"The job ran for {limit.total_seconds():.0f} s ({reliability.deadline_set_by})."
     return decide_on_gang(
-        context,
+        assessment,
         State.DEADLINE_EXCEEDED,
         Reason("DeadlineExceeded", message),
         Writes(
             deletes=cleanup.end_survivors(
-                context.observed.job,
-                context.observed.gang,
+                assessment.observed.job,
+                assessment.observed.gang,
                 reliability.grace_seconds,
             )
         ),
     )
 
 
-def suspended(context: Context) -> Decision | None:
+def suspended(assessment: Assessment) -> Decision | None:
     """Stop the pods, with a grace period for a checkpoint. PVCs stay."""
-    observed = context.observed
+    observed = assessment.observed
     if not observed.job.spec.suspend:
         return None
     # A serve pod may have the only copy of the code, so it stays like the PVCs.
@@ -66,11 +66,11 @@ def suspended(context: Context) -> Decision | None:
         state=State.SUSPENDING,
         why=Reason("Suspending", ""),
         attempt=observed.job.status.attempt,
-        history=_history(context),
+        history=_history(assessment),
         writes=Writes(deletes=end_preparations(observed.workspace, serving=False)),
     )
     cause = Reason("Suspended", "spec.suspend was set to true.")
-    decision = stop(context, stop_decision, cause, *helper_pods)
+    decision = stop(assessment, stop_decision, cause, *helper_pods)
     if decision is not None:
         return decision
     why = Reason("Suspended", "spec.suspend is true. Only the PVCs remain.")
@@ -79,22 +79,22 @@ def suspended(context: Context) -> Decision | None:
     return replace(stop_decision, state=State.SUSPENDED, why=why, writes=writes)
 
 
-def preempted(context: Context) -> Decision | None:
+def preempted(assessment: Assessment) -> Decision | None:
     """Stop the pods in the same way if the admission was revoked.
 
     The quota of the queue is released only once all pods have terminated.
     """
-    message = admission_status.preempted(context.observed.job)
+    message = admission_status.preempted(assessment.observed.job)
     if not message:
         return None
     stop_decision = Decision(
         state=State.PREEMPTING,
         why=Reason("Preempting", message),
-        attempt=context.observed.job.status.attempt,
-        history=_history(context),
+        attempt=assessment.observed.job.status.attempt,
+        history=_history(assessment),
     )
     why = Reason(admission_status.PREEMPTED, message)
-    decision = stop(context, stop_decision, why)
+    decision = stop(assessment, stop_decision, why)
     if decision is not None:
         return decision
     release_reason = Reason(why.reason, "No pod remains. See the condition Admitted.")
@@ -102,58 +102,58 @@ def preempted(context: Context) -> Decision | None:
     return replace(stop_decision, state=State.PREEMPTED, why=why, conditions=(answer,))
 
 
-def _history(context: Context) -> History:
+def _history(assessment: Assessment) -> History:
     """Return the history of a gang that was deleted, else the counts and failed rounds alone.
 
     An existing gang ends by the suspension or preemption, even if its pods failed meanwhile.
     """
-    if context.gang is None and context.end is not None:
-        return context.end.history
-    history = context.history
+    if assessment.gang is None and assessment.end is not None:
+        return assessment.end.history
+    history = assessment.history
     rounds = tuple(end for end in history.ends if end.round is not None)
-    return replace(history, ends=rounds, failure=context.new_restarts.failure)
+    return replace(history, ends=rounds, failure=assessment.new_restarts.failure)
 
 
 def stop(
-    context: Context, stop_decision: Decision, cause: Reason, *helper_pods: Pod
+    assessment: Assessment, stop_decision: Decision, cause: Reason, *helper_pods: Pod
 ) -> Decision | None:
     """Return the decision until no pod of the gang and no helper pod runs; None after that.
 
     First the gang ends for `cause`: its end is recorded and its Jobs are deleted. Then its pods
     terminate. `stop_decision` has what both have in common.
     """
-    if _has_gang_to_end(context):
-        return _end_gang(context, stop_decision, cause)
-    return _wait_for_pods(context, stop_decision, *helper_pods)
+    if _has_gang_to_end(assessment):
+        return _end_gang(assessment, stop_decision, cause)
+    return _wait_for_pods(assessment, stop_decision, *helper_pods)
 
 
-def _has_gang_to_end(context: Context) -> bool:
+def _has_gang_to_end(assessment: Assessment) -> bool:
     """Whether a Job is to be deleted, or the status does not have all that Job and pods show."""
-    job, observed_gang = context.observed.job, context.observed.gang
+    job, observed_gang = assessment.observed.job, assessment.observed.gang
     if not observed_gang.child_jobs:
         return False
     end = find_end(job.status.attempts, attempt_of(observed_gang.current_job))
-    return end is None or bool(_live_jobs(observed_gang)) or not _is_recorded(context)
+    return end is None or bool(_live_jobs(observed_gang)) or not _is_recorded(assessment)
 
 
 def _live_jobs(observed_gang: ObservedGang) -> list[Job]:
     return [child for child in observed_gang.child_jobs if not child.metadata.terminating]
 
 
-def _is_recorded(context: Context) -> bool:
+def _is_recorded(assessment: Assessment) -> bool:
     """Whether the status has the number and the counts of the gang, and its workers on lost nodes.
 
     Only the Job has the number and the counts, and only the pods show which workers may still run
     on lost nodes. Both stay until the status has recorded that.
     """
-    job, observed_gang = context.observed.job, context.observed.gang
-    has_unrecorded = fence.has_unrecorded(job, context.unfenced)
+    job, observed_gang = assessment.observed.job, assessment.observed.gang
+    has_unrecorded = fence.has_unrecorded(job, assessment.unfenced)
     return not has_unrecorded and gang.is_recorded(job, observed_gang)
 
 
-def _end_gang(context: Context, stop_decision: Decision, cause: Reason) -> Decision:
+def _end_gang(assessment: Assessment, stop_decision: Decision, cause: Reason) -> Decision:
     """Return the decision that records the end of the gang for `cause`, and deletes its Jobs."""
-    observed = context.observed
+    observed = assessment.observed
     child = observed.gang.current_job
     history = replace(
         stop_decision.history,
@@ -168,14 +168,14 @@ def _end_gang(context: Context, stop_decision: Decision, cause: Reason) -> Decis
         attempt=max(attempt_of(child), stop_decision.attempt),
         history=history,
     )
-    if not _is_recorded(context):
+    if not _is_recorded(assessment):
         return decision
     end = gang.record_end(
         observed.job,
         observed.gang,
         cause,
-        context.now,
-        ran_until=context.ran_until,
+        assessment.now,
+        ran_until=assessment.ran_until,
         counted=False,
     )
     deletes = tuple(delete_job(job) for job in _live_jobs(observed.gang))
@@ -186,9 +186,11 @@ def _end_gang(context: Context, stop_decision: Decision, cause: Reason) -> Decis
     )
 
 
-def _wait_for_pods(context: Context, stop_decision: Decision, *helper_pods: Pod) -> Decision | None:
+def _wait_for_pods(
+    assessment: Assessment, stop_decision: Decision, *helper_pods: Pod
+) -> Decision | None:
     """Return the decision while pods of the gang or helper pods terminate; None once all have."""
-    observed, now = context.observed, context.now
+    observed, now = assessment.observed, assessment.now
     # A pod on a lost node never reports its end. The status records workers, and the fence waits
     # for them. The next setup pod waits for the one before it.
     pods = (*observed.gang.workers, *observed.gang.stale_pods, *helper_pods)

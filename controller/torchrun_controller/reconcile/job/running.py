@@ -10,13 +10,13 @@ from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Wri
 from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT, describe_limit
 from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import dependencies, refusals
-from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang, ObservedWorkspace
-from torchrun_controller.reconcile.model.phases import GANG_PHASES, State
+from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.objects import network, volumes
+from torchrun_controller.reconcile.objects import volumes
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve
@@ -25,16 +25,16 @@ from torchrun_controller.reconcile.workspace.sync_pods import find_commit
 
 
 def decide_on_gang(
-    context: Context, state: State, why: Reason, writes: Writes = NO_WRITES
+    assessment: Assessment, state: State, why: Reason, writes: Writes = NO_WRITES
 ) -> Decision:
     """Return a decision on the present gang, or on a gang that has ended, with its conditions."""
-    observed = context.observed
-    if context.gang is None:
+    observed = assessment.observed
+    if assessment.gang is None:
         return Decision(
             state=state,
             why=why,
-            attempt=context.attempt,
-            history=context.history,
+            attempt=assessment.attempt,
+            history=assessment.history,
             writes=writes,
         )
     spec = _spec_of_unrecorded_gang(observed.job, observed.queue)
@@ -50,82 +50,74 @@ def decide_on_gang(
     return Decision(
         state=state,
         why=why,
-        attempt=context.attempt,
+        attempt=assessment.attempt,
         spec=spec,
         conditions=tuple(conditions),
-        history=context.history,
+        history=assessment.history,
         writes=writes,
         commit=find_commit(observed.job, observed.workspace, revision),
     )
 
 
-def gang_succeeded(context: Context) -> Decision | None:
+def gang_succeeded(assessment: Assessment) -> Decision | None:
     """End the job as succeeded. Success takes precedence over everything else."""
-    gang_state = context.gang
+    gang_state = assessment.gang
     if gang_state is None or gang_state.state is not State.GANG_SUCCEEDED:
         return None
-    return decide_on_gang(context, gang_state.state, gang_state.why)
+    return decide_on_gang(assessment, gang_state.state, gang_state.why)
 
 
-def gang_deleted(context: Context) -> Decision | None:
+def gang_deleted(assessment: Assessment) -> Decision | None:
     """Fail a job whose gang was deleted, suspended or not, if no other attempt is allowed."""
-    return _fail(context) if context.gang is None else None
+    return _fail(assessment) if assessment.gang is None else None
 
 
-def gang_failed(context: Context) -> Decision | None:
+def gang_failed(assessment: Assessment) -> Decision | None:
     """Fail the job if the failure policy does not allow another attempt."""
-    return _fail(context)
+    return _fail(assessment)
 
 
-def _fail(context: Context) -> Decision | None:
-    end = context.end
+def _fail(assessment: Assessment) -> Decision | None:
+    end = assessment.end
     if end is None or not end.fails_job:
         return None
-    because = describe_limit(context.reliability, context.history.counts)
+    because = describe_limit(assessment.reliability, assessment.history.counts)
     why = Reason(end.why.reason, end.why.message + because)
-    writes = Writes(deletes=context.survivors)
-    return replace(decide_on_gang(context, State.GANG_FAILED, why, writes), history=end.history)
+    writes = Writes(deletes=assessment.survivors)
+    return replace(decide_on_gang(assessment, State.GANG_FAILED, why, writes), history=end.history)
 
 
-def backing_off(context: Context) -> Decision | None:
+def backing_off(assessment: Assessment) -> Decision | None:
     """Wait before the next attempt, longer after each failure in a row."""
-    end, wait = context.end, context.backoff
+    end, wait = assessment.end, assessment.backoff
     if end is None or wait is None:
         return None
-    writes = Writes(deletes=context.survivors, requeue_after=wait.seconds_left)
+    writes = Writes(deletes=assessment.survivors, requeue_after=wait.seconds_left)
     return replace(
-        decide_on_gang(context, State.BACKING_OFF, wait.why, writes), history=end.history
+        decide_on_gang(assessment, State.BACKING_OFF, wait.why, writes), history=end.history
     )
 
 
-def service_refused(context: Context) -> Decision | None:
+def service_refused(assessment: Assessment) -> Decision | None:
     """Keep a new gang waiting while its Service is refused: its pods cannot find each other."""
-    observed, gang_state = context.observed, context.gang
-    if gang_state is None or gang_state.state not in (State.GANG_STARTING, State.GANG_RUNNING):
+    if assessment.service_refusal is None:
         return None
-    status = observed.job.status
-    if status.workers is not None and status.phase in GANG_PHASES:
-        return None  # the gang had a Service when this status was written
-    missing_service = _missing_service(observed.job, observed.gang)
-    refusal = refusals.find_first(observed.refused, missing_service)
-    if refusal is None:
-        return None
-    state, why = refusal
-    return replace(_keep_running(context), state=state, why=why)
+    state, why = assessment.service_refusal
+    return replace(_keep_running(assessment), state=state, why=why)
 
 
-def gang_exists(context: Context) -> Decision | None:
+def gang_exists(assessment: Assessment) -> Decision | None:
     """Keep the gang running, with the next step of a hot reload."""
-    if context.gang is None or context.end is not None:
+    if assessment.gang is None or assessment.end is not None:
         return None
-    outlook, decision = context.outlook, _keep_running(context)
+    outlook, decision = assessment.outlook, _keep_running(assessment)
     # The scheduler has not decided on the size yet: each gang starts like that.
     is_new = decision.why.reason in (STARTING, "Restarting")
     size = None if is_new else outlook.condition
     if size is not None and size.status == "False":
         decision = replace(decision, why=_with_capacity(decision, size.why))
     return _add_reload(
-        context,
+        assessment,
         replace(
             decision,
             conditions=(*decision.conditions, *((size,) if size else ())),
@@ -134,25 +126,25 @@ def gang_exists(context: Context) -> Decision | None:
     )
 
 
-def _keep_running(context: Context) -> Decision:
+def _keep_running(assessment: Assessment) -> Decision:
     """Return the decision on a running gang: its PVC, its Service, its launcher instructions."""
-    observed, now, gang_state = context.observed, context.now, context.gang
+    observed, now, gang_state = assessment.observed, assessment.now, assessment.gang
     assert gang_state is not None
     job, gang, workspace = observed.job, observed.gang, observed.workspace
     missing_claims = _missing_checkpoints(job, observed.queue, gang, workspace)
     attempt = attempt_of(gang.current_job)
     blocking_pods = fence.blocking_pods(
-        gang, observed.cluster.nodes, context.unfenced, attempt, now
+        gang, observed.cluster.nodes, assessment.unfenced, attempt, now
     )
     instructions = gate.instruct_launchers(
-        job, gang, workspace, blocking_pods, context.new_restarts, now
+        job, gang, workspace, blocking_pods, assessment.new_restarts, now
     )
     writes = Writes(
-        applies=(*missing_claims, *_missing_service(job, gang), *instructions),
+        applies=(*missing_claims, *assessment.missing_service, *instructions),
         deletes=cleanup.end_stale_pods(job, gang),
     )
     decision = decide_on_gang(
-        context,
+        assessment,
         gang_state.state,
         gang_state.why,
         writes.and_also(requeue_after=gang_state.seconds_left).and_also(
@@ -167,12 +159,12 @@ def _keep_running(context: Context) -> Decision:
     return replace(decision, conditions=(*decision.conditions, storage))
 
 
-def _add_reload(context: Context, decision: Decision) -> Decision:
+def _add_reload(assessment: Assessment, decision: Decision) -> Decision:
     """Add the next step of the sync pod for a gang that is not suspended."""
     if decision.state not in (State.GANG_RUNNING, State.GANG_STARTING):
         return decision
-    observed = context.observed
-    step = reload.plan_reload(observed, context.now, context.defaults)
+    observed = assessment.observed
+    step = reload.plan_reload(observed, assessment.now, assessment.defaults)
     if step is None:
         return decision
     condition = reload.check_up_to_date(observed.job, observed.gang, observed.workspace, step)
@@ -230,9 +222,3 @@ def missing_checkpoints(
     ):
         return ()
     return (volumes.claim(job, source, names.CHECKPOINTS),)
-
-
-def _missing_service(job: TorchrunJob, gang: ObservedGang) -> tuple[Apply, ...]:
-    """Return the Service of a running gang, if it was deleted."""
-    several = head_and_workers.nodes_of(gang.current_job) > 1
-    return (network.service(job),) if several and gang.service is None else ()

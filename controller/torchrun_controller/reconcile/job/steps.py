@@ -11,7 +11,7 @@ from torchrun_api.status import PHASES, TERMINAL, Phase, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup, fence
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.job import events, finished, progress, refusals, status
-from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.assess import Assessment, assess
 from torchrun_controller.reconcile.job.endings import (
     clean_up,
     deadline_exceeded,
@@ -28,7 +28,6 @@ from torchrun_controller.reconcile.job.next_attempt import (
     nodes_not_read,
     not_admitted,
     queue_missing,
-    refuse,
     scheduler_missing,
     spec_invalid,
     unfenced_not_recorded,
@@ -60,20 +59,18 @@ from torchrun_controller.reconcile.model.times import deadline_left, sync_left, 
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.schedulers import groups
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability, resolve_reliability
 
 _KNOWN = (None, *PHASES)
 
 
 class Step(Struct, frozen=True):
-    """One rule. `leads_to` are the phases that its decisions may set.
+    """One rule. `decide` returns None if it does not apply.
 
-    `decide` returns None where the step does not apply. Where it raises InvalidSpecError, the phase
-    is Pending.
+    `leads_to` are the phases that its decisions may set.
     """
 
-    decide: Callable[[Context], Decision | None]
+    decide: Callable[[Assessment], Decision | None]
     leads_to: tuple[Phase, ...]
 
 
@@ -121,8 +118,8 @@ def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
         return Plan(events=(Event("Warning", "Unreadable", unreadable),))
     if observed.job.status.phase in TERMINAL:
         return plan_finished(observed, now)
-    context = Context(observed, now, defaults)
-    return plan(context, first_decision(context), observed.job.status)
+    assessment = assess(observed, now, defaults)
+    return plan(assessment, first_decision(assessment), observed.job.status)
 
 
 def describe_unreadable(observed: Observed) -> str:
@@ -144,31 +141,28 @@ def describe_unreadable(observed: Observed) -> str:
     )
 
 
-def first_decision(context: Context) -> Decision:
+def first_decision(assessment: Assessment) -> Decision:
     """The decision of the first step that applies; the last one always does."""
-    try:
-        decisions = (step.decide(context) for step in STEPS)
-        return next(decision for decision in decisions if decision is not None)
-    except InvalidSpecError as error:
-        return refuse(context, error)
+    decisions = (step.decide(assessment) for step in STEPS)
+    return next(decision for decision in decisions if decision is not None)
 
 
-def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -> Plan:
+def plan(assessment: Assessment, decision: Decision, last_status: TorchrunJobStatus) -> Plan:
     """Return the writes of a decision, without refused ones, and when to reconcile again.
 
-    `last_status` is the status as the API has it, with times that may be ahead of `context.now`.
+    `last_status` is the status as the API has it, with times that may be ahead of `assessment.now`.
     """
-    observed, now, reliability = context.observed, context.now, context.reliability
-    decision = with_returned_admission(context, decision)
-    decision = replace(decision, why=linked(decision.why, context.defaults.docs_url))
+    observed, now, reliability = assessment.observed, assessment.now, assessment.reliability
+    decision = with_returned_admission(assessment, decision)
+    decision = replace(decision, why=linked(decision.why, assessment.defaults.docs_url))
     writes = decision.writes
     composed = status.compose(
         observed,
         decision,
         ROWS[decision.state],
-        context.unfenced,
+        assessment.unfenced,
         now,
-        ran_until=context.ran_until,
+        ran_until=assessment.ran_until,
     )
     deletes = (
         *writes.deletes,
@@ -187,7 +181,7 @@ def plan(context: Context, decision: Decision, last_status: TorchrunJobStatus) -
             writes.requeue_after,
             nodes.next_loss(observed.cluster.nodes, watched_pods, now),
             fence.next_release(
-                observed.gang, observed.cluster.nodes, reliability, context.unfenced, now
+                observed.gang, observed.cluster.nodes, reliability, assessment.unfenced, now
             ),
             sync_left(composed, reliability.sync_timeout, now),
             deadline_left(composed, reliability.deadline, now),

@@ -11,10 +11,9 @@ from msgspec.structs import replace
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.gang.restarts import START_TIMEOUT
-from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.endings import stop
-from torchrun_controller.reconcile.job.running import service_refused
-from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS, ConditionUpdate, Reason
+from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.phases import ROWS, Hold, State
@@ -27,14 +26,14 @@ START_LIMIT = timedelta(minutes=30)
 LONGEST_POSTPONEMENT = timedelta(hours=8)
 
 
-def start_timed_out(context: Context) -> Decision | None:
+def start_timed_out(assessment: Assessment) -> Decision | None:
     """End a gang that somebody has to help to start, so that others can use its quota meanwhile."""
-    end = find_end(context.observed.job.status.attempts, context.attempt)
+    end = find_end(assessment.observed.job.status.attempts, assessment.attempt)
     if end is not None and end.reason == START_TIMEOUT:
         cause = Reason(end.reason, end.message)
     else:
-        blocked = _blocked_reason(context)
-        if blocked is None or _seconds_left(context) > 0:
+        blocked = assessment.blocked
+        if blocked is None or _seconds_left(assessment) > 0:
             return None
         minutes = START_LIMIT.total_seconds() / 60
         message = f"The gang could not start within {minutes:.0f} minutes. {blocked.message}"
@@ -42,33 +41,21 @@ def start_timed_out(context: Context) -> Decision | None:
     ending = Decision(
         state=State.START_TIMED_OUT,
         why=cause,
-        attempt=context.attempt,
-        history=context.history,
+        attempt=assessment.attempt,
+        history=assessment.history,
     )
-    return stop(context, ending, cause) or _postponed(context, ending)
+    return stop(assessment, ending, cause) or _postponed(assessment, ending)
 
 
-def _blocked_reason(context: Context) -> Reason | None:
-    """Return why the admitted gang needs somebody's action to start; None if it does not."""
-    if context.gang is None or not admission_status.charged(context.observed.job):
-        return None
-    decision = service_refused(context)
-    state, why = context.gang.state, context.gang.why
-    if decision is not None:
-        state, why = decision.state, decision.why
-    may_wait = ROWS[state].admission is Hold.KEPT or why.reason not in BLOCKED_REASONS
-    return None if may_wait or context.end is not None else why
-
-
-def _postponed(context: Context, ending: Decision) -> Decision | None:
+def _postponed(assessment: Assessment, ending: Decision) -> Decision | None:
     """Return the wait for the next gang; None once it is over, or the user changed something.
 
     The user may also suspend and resume the job: the status then has another reason.
     """
-    job, now = context.observed.job, context.now
+    job, now = assessment.observed.job, assessment.now
     meta, status = job.metadata, job.status
     is_edited = status.observed_generation != meta.generation
-    end = find_end(status.attempts, context.attempt)
+    end = find_end(status.attempts, assessment.attempt)
     if end is None or is_edited or status.reason != START_TIMEOUT:
         return None
     next_start = (end.end_time or now) + _postponement(status.attempts)
@@ -93,18 +80,18 @@ def _postponement(attempts: tuple[Attempt, ...]) -> timedelta:
     return min(START_LIMIT * (1 << max(len(in_a_row) - 1, 0)), LONGEST_POSTPONEMENT)
 
 
-def with_returned_admission(context: Context, decision: Decision) -> Decision:
+def with_returned_admission(assessment: Assessment, decision: Decision) -> Decision:
     """Add the condition that returns the admission of a job without a gang, if it is not used.
 
     The coordinator withdraws the admission first, and releases it after the answer to that.
     """
-    job, hold = context.observed.job, ROWS[decision.state].admission
+    job, hold = assessment.observed.job, ROWS[decision.state].admission
     if hold in (Hold.KEPT, Hold.RELEASED) or not admission_status.charged(job):
         return decision
-    if context.gang is not None and _blocked_reason(context) is None:
+    if assessment.gang is not None and assessment.blocked is None:
         return decision
-    is_kept = hold is Hold.FOR_A_WHILE or context.gang is not None
-    seconds_left = _seconds_left(context) if is_kept else 0.0
+    is_kept = hold is Hold.FOR_A_WHILE or assessment.gang is not None
+    seconds_left = _seconds_left(assessment) if is_kept else 0.0
     if seconds_left > 0:
         after = soonest(decision.writes.requeue_after, seconds_left)
         return replace(decision, writes=replace(decision.writes, requeue_after=after))
@@ -114,17 +101,17 @@ def with_returned_admission(context: Context, decision: Decision) -> Decision:
     return replace(decision, conditions=(*decision.conditions, answer))
 
 
-def _seconds_left(context: Context) -> float:
+def _seconds_left(assessment: Assessment) -> float:
     """Return how long the admission may still be kept without use."""
-    job = context.observed.job
+    job = assessment.observed.job
     admission = job.status.admission
     times = [
         None if admission is None else admission.time,
         *(end.end_time for end in whole_attempts(job.status.attempts)),
-        *_starts(context.observed.gang),
+        *_starts(assessment.observed.gang),
     ]
-    since = max((time for time in times if time is not None), default=context.now)
-    return (min(since, context.now) + START_LIMIT - context.now).total_seconds()
+    since = max((time for time in times if time is not None), default=assessment.now)
+    return (min(since, assessment.now) + START_LIMIT - assessment.now).total_seconds()
 
 
 def _starts(gang: ObservedGang) -> tuple[datetime | None, ...]:

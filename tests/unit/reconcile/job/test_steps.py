@@ -11,11 +11,10 @@ from torchrun_api.kinds import CLAIMS, JOBS, SERVICES
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
-from torchrun_controller.reconcile.job.context import Context
+from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.steps import Step
 from torchrun_controller.reconcile.model.observed import Conflict, Installed
 from torchrun_controller.reconcile.model.phases import ROWS
-from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from unit.reconcile import losing
 from unit.reconcile.job.test_dependencies import Family, job
 from world import ZIP, World, make_job, make_queue
@@ -205,12 +204,8 @@ HISTORIES: dict[Pair, Callable[[], World]] = {
 def recorded(step: Step, pairs: set[Pair]) -> Step:
     """The step, which adds its name and phase to `pairs` whenever it decides."""
 
-    def decide(context: Context) -> Decision | None:
-        try:
-            decision = step.decide(context)
-        except InvalidSpecError:
-            pairs.add((name, "Pending"))
-            raise
+    def decide(assessment: Assessment) -> Decision | None:
+        decision = step.decide(assessment)
         if decision is not None:
             pairs.add((name, ROWS[decision.state].phase or ""))
         return decision
