@@ -42,8 +42,7 @@ def page() -> str:
         lines.append(f"| {name} | {', '.join(step.leads_to)} | {text} |")
     lines += [
         "",
-        "A job that is invalid at any step is Pending. During a resize the phase stays the same",
-        "until the new gang is created.",
+        "During a resize the phase stays the same until the new gang is created.",
         "",
         "## What each phase means",
         "",

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from torchrun_api.kinds import JOBS
-from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.assess import Assessment
@@ -20,9 +19,9 @@ def checked_step(step: Step) -> Step:
     """Wrap the step: its decisions must lead to its declared phases."""
 
     @functools.wraps(step.decide)
-    def decide(assessment: Assessment) -> Decision | None:
+    def decide(assessment: Assessment) -> Decision | Plan | None:
         decision = step.decide(assessment)
-        if decision is not None:
+        if isinstance(decision, Decision):
             row = ROWS[decision.state]
             phase = row.phase
             if row.pods is Pods.KEPT and assessment.gang and assessment.end is None:
@@ -37,12 +36,14 @@ def checked_step(step: Step) -> Step:
 
 
 def checked_transition(
-    original: Callable[[Assessment], Decision],
-) -> Callable[[Assessment], Decision]:
+    original: Callable[[Assessment], Decision | Plan],
+) -> Callable[[Assessment], Decision | Plan]:
     """Wrap the decision: its phase must be a valid transition."""
 
-    def first_decision(assessment: Assessment) -> Decision:
+    def first_decision(assessment: Assessment) -> Decision | Plan:
         decision, observed = original(assessment), assessment.observed
+        if isinstance(decision, Plan):
+            return decision
         before = observed.job.status.phase or "Pending"
         after = ROWS[decision.state].phase or before
         # A gang is created in Queued. The status with that phase may be lost.
@@ -57,8 +58,8 @@ def checked_transition(
 def checked_plan(original: Callable[..., Plan]) -> Callable[..., Plan]:
     """Wrap the plan: it has no condition of another manager."""
 
-    def plan(assessment: Assessment, decision: Decision, last_status: TorchrunJobStatus) -> Plan:
-        planned = original(assessment, decision, last_status)
+    def plan(assessment: Assessment, decision: Decision) -> Plan:
+        planned = original(assessment, decision)
         types = {c.type for c in planned.status.conditions} if planned.status else set()
         assert types <= OWN_CONDITIONS, types - OWN_CONDITIONS
         return planned

@@ -6,7 +6,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Attempt, UnfencedWorker
+from torchrun_api.status import PHASES, TERMINAL, Attempt, TorchrunJobStatus, UnfencedWorker
 from torchrun_api.unsupported import etcd_without_endpoint
 from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gang
 from torchrun_controller.reconcile.gang.decision import History
@@ -60,6 +60,11 @@ from torchrun_controller.reconcile.workspace import preparation, setup
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
 
 
+def invalid_spec(problem: str) -> Reason:
+    """Return the reason of a job whose spec is invalid."""
+    return Reason("InvalidSpec", sentence(problem))
+
+
 class GangEnd(Struct, frozen=True, kw_only=True):
     """The end of the last gang. `history` is what the status records of it.
 
@@ -98,7 +103,7 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
     survivors: tuple[Delete, ...] = ()
     size: GangSize | None = None
     unmet_dependencies: UnmetDependencies | None = None
-    spec_problem: str = ""
+    spec_problem: Reason | None = None
     preparation: Preparation | None = None
 
     @property
@@ -110,35 +115,51 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
 class Assessment(Struct, frozen=True, kw_only=True):
     """One job at one moment. `now` is in UTC with whole seconds, as the API keeps times.
 
-    `observed` has no times in the future, and the default endpoint of the rendezvous. Of the last
-    gang: `attempt` is its number, `gang` its state if its Job exists, `ran_until` when it ended or
-    was suspended, else now. `blocked` is why an admitted gang needs somebody's action to start.
-    `next_attempt` is None while a gang goes on, and if none may follow now.
+    `observed` has no times in the future, and the default endpoint of the rendezvous; `last_status`
+    is as the API has it. A job that is deleted, unreadable or finished has nothing else.
+
+    Of the last gang: `attempt` is its number, `gang` its state if its Job exists, `ran_until` when
+    it ended or was suspended, else now. `blocked` is why an admitted gang needs somebody's action
+    to start. `next_attempt` is None while a gang goes on, and if none may follow now.
     """
 
     observed: Observed
     now: datetime
     defaults: Defaults
     reliability: ResolvedReliability
+    last_status: TorchrunJobStatus
+    unreadable: str = ""
     attempt: int
-    gang: GangState | None
     ran_until: datetime
-    unfenced: tuple[UnfencedWorker, ...]  # workers that may still run on lost nodes
-    new_restarts: NewRestarts
-    history: History
-    outlook: Outlook
-    missing_service: tuple[Apply, ...]
-    service_refusal: tuple[State, Reason] | None
-    end: GangEnd | None
-    survivors: tuple[Delete, ...]  # of a gang that has ended
-    backoff: RestartDelay | None
-    blocked: Reason | None
-    next_attempt: NextAttempt | None
+    gang: GangState | None = None
+    unfenced: tuple[UnfencedWorker, ...] = ()  # workers that may still run on lost nodes
+    new_restarts: NewRestarts = NewRestarts()
+    history: History = History()
+    outlook: Outlook = Outlook()
+    missing_service: tuple[Apply, ...] = ()
+    service_refusal: tuple[State, Reason] | None = None
+    end: GangEnd | None = None
+    survivors: tuple[Delete, ...] = ()  # of a gang that has ended
+    backoff: RestartDelay | None = None
+    blocked: Reason | None = None
+    next_attempt: NextAttempt | None = None
 
 
 def assess(observed: Observed, now: datetime, defaults: Defaults) -> Assessment:
     """Return what the steps share. Does not raise: `NextAttempt` has what is wrong with a spec."""
-    policy = resolve_reliability(observed.job, observed.queue)
+    policy, last_status = resolve_reliability(observed.job, observed.queue), observed.job.status
+    unreadable = _find_unreadable(observed)
+    if observed.job.metadata.terminating or unreadable or last_status.phase in TERMINAL:
+        return Assessment(
+            observed=observed,
+            now=now,
+            defaults=defaults,
+            reliability=policy,
+            last_status=last_status,
+            unreadable=unreadable,
+            attempt=last_status.attempt,
+            ran_until=now,
+        )
     observed = _correct(observed, now, defaults)
     job, observed_gang, cluster_nodes = observed.job, observed.gang, observed.cluster.nodes
     unfenced = fence.unfenced_workers(job, observed_gang, cluster_nodes, policy, now)
@@ -181,6 +202,7 @@ def assess(observed: Observed, now: datetime, defaults: Defaults) -> Assessment:
         now=now,
         defaults=defaults,
         reliability=policy,
+        last_status=last_status,
         attempt=attempt,
         gang=state,
         ran_until=ran_until,
@@ -196,6 +218,16 @@ def assess(observed: Observed, now: datetime, defaults: Defaults) -> Assessment:
         blocked=blocked,
         next_attempt=next_attempt,
     )
+
+
+def _find_unreadable(observed: Observed) -> str:
+    """Return what a newer version wrote and this one cannot read; "" if the job is readable."""
+    job = observed.job
+    has_run = job.status.workers is not None or bool(observed.gang.child_jobs)
+    if job.incomplete or (job.invalid and has_run):
+        return job.invalid
+    is_known = job.status.phase is None or job.status.phase in PHASES
+    return "" if is_known else f"status.phase is {job.status.phase}"
 
 
 def _correct(observed: Observed, now: datetime, defaults: Defaults) -> Observed:
@@ -399,7 +431,7 @@ def _prepare(
             preparation=_prepare_spec(observed, queue, now, defaults, next_attempt.size),
         )
     except InvalidSpecError as error:
-        return replace(next_attempt, spec_problem=sentence(str(error)))
+        return replace(next_attempt, spec_problem=invalid_spec(str(error)))
 
 
 def _prepare_spec(

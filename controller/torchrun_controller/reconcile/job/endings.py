@@ -1,53 +1,55 @@
-"""The steps that stop a gang: deadline, suspension, preemption; the cleanup of finished jobs."""
+"""The steps that stop a gang: deadline, suspension, preemption, and a start that timed out."""
 
-from datetime import datetime
+from collections.abc import Iterable
+from datetime import timedelta
+from itertools import takewhile
 
 from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
-from torchrun_controller.reconcile.gang.decision import Decision, History, Writes, soonest
+from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, History, Writes
 from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
-from torchrun_controller.reconcile.job import dependencies
+from torchrun_controller.reconcile.gang.restarts import START_TIMEOUT
 from torchrun_controller.reconcile.job.assess import Assessment
-from torchrun_controller.reconcile.job.running import decide_on_gang
+from torchrun_controller.reconcile.job.decisions import (
+    NOTHING,
+    START_LIMIT,
+    decide,
+    seconds_to_start,
+)
+from torchrun_controller.reconcile.job.running import know_gang
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, list_names, sentence
-from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
+from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.phases import State
-from torchrun_controller.reconcile.model.plan import Delete
-from torchrun_controller.reconcile.model.times import deadline_left, find_end
+from torchrun_controller.reconcile.model.times import deadline_left, find_end, whole_attempts
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, delete_job
 from torchrun_controller.reconcile.spec import admission_status
-from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.workspace.claims import release_terminating
 from torchrun_controller.reconcile.workspace.delivery import is_serve_pod
 from torchrun_controller.reconcile.workspace.sync_pods import end_preparations
 
+LONGEST_POSTPONEMENT = timedelta(hours=8)
+
 
 def deadline_exceeded(assessment: Assessment) -> Decision | None:
     """Stop a job that has exceeded its deadline."""
-    limit = assessment.reliability.deadline
-    seconds_left = deadline_left(assessment.observed.job.status, limit, assessment.ran_until)
-    if limit is None or seconds_left is None or seconds_left > 0:
+    job, policy = assessment.observed.job, assessment.reliability
+    seconds_left = deadline_left(job.status, policy.deadline, assessment.ran_until)
+    if policy.deadline is None or seconds_left is None or seconds_left > 0:
         return None
-    reliability = assessment.reliability
-    message = f"The job ran for {limit.total_seconds():.0f} s ({reliability.deadline_set_by})."
-    return decide_on_gang(
+    message = f"The job ran for {policy.deadline.total_seconds():.0f} s ({policy.deadline_set_by})."
+    deletes = cleanup.end_survivors(job, assessment.observed.gang, policy.grace_seconds)
+    return decide(
         assessment,
         State.DEADLINE_EXCEEDED,
         Reason("DeadlineExceeded", message),
-        Writes(
-            deletes=cleanup.end_survivors(
-                assessment.observed.job,
-                assessment.observed.gang,
-                reliability.grace_seconds,
-            )
-        ),
+        know_gang(assessment),
+        writes=Writes(deletes=deletes),
     )
 
 
@@ -62,21 +64,22 @@ def suspended(assessment: Assessment) -> Decision | None:
         for p in (*observed.workspace.sync_pods, *observed.workspace.setup_pods)
         if not is_serve_pod(p)
     )
-    stop_decision = Decision(
-        state=State.SUSPENDING,
-        why=Reason("Suspending", ""),
-        attempt=observed.job.status.attempt,
-        history=_history(assessment),
+    history = _history(assessment)
+    stopping = stop(
+        assessment,
+        State.SUSPENDING,
+        Reason("Suspending", ""),
+        cause=Reason("Suspended", "spec.suspend was set to true."),
+        history=history,
         writes=Writes(deletes=end_preparations(observed.workspace, serving=False)),
+        helper_pods=helper_pods,
     )
-    cause = Reason("Suspended", "spec.suspend was set to true.")
-    decision = stop(assessment, stop_decision, cause, *helper_pods)
-    if decision is not None:
-        return decision
+    if stopping is not None:
+        return stopping
     why = Reason("Suspended", "spec.suspend is true. Only the PVCs remain.")
     claim_name = names.workspace_claim(observed.job.metadata.name)
     writes = Writes(deletes=release_terminating(observed.workspace, claim_name))
-    return replace(stop_decision, state=State.SUSPENDED, why=why, writes=writes)
+    return decide(assessment, State.SUSPENDED, why, history=history, writes=writes)
 
 
 def preempted(assessment: Assessment) -> Decision | None:
@@ -87,19 +90,16 @@ def preempted(assessment: Assessment) -> Decision | None:
     message = admission_status.preempted(assessment.observed.job)
     if not message:
         return None
-    stop_decision = Decision(
-        state=State.PREEMPTING,
-        why=Reason("Preempting", message),
-        attempt=assessment.observed.job.status.attempt,
-        history=_history(assessment),
-    )
+    history = _history(assessment)
     why = Reason(admission_status.PREEMPTED, message)
-    decision = stop(assessment, stop_decision, why)
-    if decision is not None:
-        return decision
+    stopping = stop(
+        assessment, State.PREEMPTING, Reason("Preempting", message), cause=why, history=history
+    )
+    if stopping is not None:
+        return stopping
     release_reason = Reason(why.reason, "No pod remains. See the condition Admitted.")
     answer = ConditionUpdate(admission_status.REQUESTED, "True", release_reason)
-    return replace(stop_decision, state=State.PREEMPTED, why=why, conditions=(answer,))
+    return decide(assessment, State.PREEMPTED, why, NOTHING, answer, history=history)
 
 
 def _history(assessment: Assessment) -> History:
@@ -114,17 +114,92 @@ def _history(assessment: Assessment) -> History:
     return replace(history, ends=rounds, failure=assessment.new_restarts.failure)
 
 
+def start_timed_out(assessment: Assessment) -> Decision | None:
+    """End a gang that somebody has to help to start, so that others can use its quota meanwhile.
+
+    The next gang waits, twice as long after each start in a row that timed out, or until the user
+    changes something. The status of a job that was suspended and resumed has another reason.
+    """
+    job, now = assessment.observed.job, assessment.now
+    meta, status = job.metadata, job.status
+    end = find_end(status.attempts, assessment.attempt)
+    if end is not None and end.reason == START_TIMEOUT:
+        cause = Reason(end.reason, end.message)
+    elif assessment.blocked is None or seconds_to_start(assessment) > 0:
+        return None
+    else:
+        minutes = START_LIMIT.total_seconds() / 60
+        message = (
+            f"The gang could not start within {minutes:.0f} minutes. {assessment.blocked.message}"
+        )
+        cause = Reason(START_TIMEOUT, message)
+    stopping = stop(
+        assessment, State.START_TIMED_OUT, cause, cause=cause, history=assessment.history
+    )
+    is_edited = status.observed_generation != meta.generation
+    if stopping is not None or end is None or is_edited or status.reason != START_TIMEOUT:
+        return stopping
+    next_start = (end.end_time or now) + _postponement(status.attempts)
+    if next_start <= now:
+        return None
+    message = (
+        f"{sentence(cause.message)} The next gang requests admission at"
+        f" {next_start:%H:%M} UTC, or once the spec is edited or the job suspended and resumed."
+    )
+    return decide(
+        assessment,
+        State.START_POSTPONED,
+        Reason(START_TIMEOUT, message),
+        writes=Writes(requeue_after=(next_start - now).total_seconds()),
+    )
+
+
+def _postponement(attempts: tuple[Attempt, ...]) -> timedelta:
+    """Return the wait after a start that timed out: twice as long after each in a row."""
+    ends = reversed(whole_attempts(attempts))
+    in_a_row = list(takewhile(lambda end: end.reason == START_TIMEOUT, ends))
+    return min(START_LIMIT * (1 << max(len(in_a_row) - 1, 0)), LONGEST_POSTPONEMENT)
+
+
 def stop(
-    assessment: Assessment, stop_decision: Decision, cause: Reason, *helper_pods: Pod
+    assessment: Assessment,
+    state: State,
+    why: Reason,
+    *,
+    cause: Reason,
+    history: History,
+    writes: Writes = NO_WRITES,
+    helper_pods: Iterable[Pod] = (),
 ) -> Decision | None:
     """Return the decision until no pod of the gang and no helper pod runs; None after that.
 
-    First the gang ends for `cause`: its end is recorded and its Jobs are deleted. Then its pods
-    terminate. `stop_decision` has what both have in common.
+    First the gang ends for `cause`: its end is recorded, and then its Jobs are deleted. Then its
+    pods terminate. Only the Job has the number and the counts of the gang, and only the pods show
+    which workers may still run on lost nodes: both stay until the status has recorded that.
     """
-    if _has_gang_to_end(assessment):
-        return _end_gang(assessment, stop_decision, cause)
-    return _wait_for_pods(assessment, stop_decision, *helper_pods)
+    job, observed_gang = assessment.observed.job, assessment.observed.gang
+    if not _has_gang_to_end(assessment):
+        message = _describe_running_pods(assessment, helper_pods)
+        if not message:
+            return None
+        return decide(assessment, state, _extend(why, message), history=history, writes=writes)
+    ends = (*gang.unrecorded_ends(job, observed_gang), *history.ends)
+    if _is_recorded(assessment):
+        end = gang.record_end(
+            job,
+            observed_gang,
+            cause,
+            assessment.now,
+            ran_until=assessment.ran_until,
+            counted=False,
+        )
+        ends += (end,)
+        deletes = tuple(delete_job(child) for child in _live_jobs(observed_gang))
+        writes = replace(writes.and_also(deletes=deletes), status_before_deletes=True)
+    name = observed_gang.current_job.metadata.name
+    message = f"The pods of Job {name} receive SIGTERM and terminate."
+    history = replace(history, ends=ends)
+    return decide(assessment, state, _extend(why, message), history=history, writes=writes)
 
 
 def _has_gang_to_end(assessment: Assessment) -> bool:
@@ -141,55 +216,14 @@ def _live_jobs(observed_gang: ObservedGang) -> list[Job]:
 
 
 def _is_recorded(assessment: Assessment) -> bool:
-    """Whether the status has the number and the counts of the gang, and its workers on lost nodes.
-
-    Only the Job has the number and the counts, and only the pods show which workers may still run
-    on lost nodes. Both stay until the status has recorded that.
-    """
+    """Whether the status has the number and the counts of the gang, and its unfenced workers."""
     job, observed_gang = assessment.observed.job, assessment.observed.gang
     has_unrecorded = fence.has_unrecorded(job, assessment.unfenced)
     return not has_unrecorded and gang.is_recorded(job, observed_gang)
 
 
-def _end_gang(assessment: Assessment, stop_decision: Decision, cause: Reason) -> Decision:
-    """Return the decision that records the end of the gang for `cause`, and deletes its Jobs."""
-    observed = assessment.observed
-    child = observed.gang.current_job
-    history = replace(
-        stop_decision.history,
-        ends=(*gang.unrecorded_ends(observed.job, observed.gang), *stop_decision.history.ends),
-    )
-    decision = replace(
-        stop_decision,
-        why=_extend(
-            stop_decision.why,
-            f"The pods of Job {child.metadata.name} receive SIGTERM and terminate.",
-        ),
-        attempt=max(attempt_of(child), stop_decision.attempt),
-        history=history,
-    )
-    if not _is_recorded(assessment):
-        return decision
-    end = gang.record_end(
-        observed.job,
-        observed.gang,
-        cause,
-        assessment.now,
-        ran_until=assessment.ran_until,
-        counted=False,
-    )
-    deletes = tuple(delete_job(job) for job in _live_jobs(observed.gang))
-    return replace(
-        decision,
-        writes=replace(decision.writes.and_also(deletes=deletes), status_before_deletes=True),
-        history=replace(history, ends=(*history.ends, end)),
-    )
-
-
-def _wait_for_pods(
-    assessment: Assessment, stop_decision: Decision, *helper_pods: Pod
-) -> Decision | None:
-    """Return the decision while pods of the gang or helper pods terminate; None once all have."""
+def _describe_running_pods(assessment: Assessment, helper_pods: Iterable[Pod]) -> str:
+    """Return which pods of the gang and which helper pods are awaited; "" once all have ended."""
     observed, now = assessment.observed, assessment.now
     # A pod on a lost node never reports its end. The status records workers, and the fence waits
     # for them. The next setup pod waits for the one before it.
@@ -197,55 +231,14 @@ def _wait_for_pods(
     reachable = (pod for pod in pods if nodes.find_loss(observed.cluster.nodes, pod, now) is None)
     running_pods = [pod for pod in reachable if alive(pod)]
     if not running_pods:
-        return None
-    names = list_names(pod.metadata.name for pod in running_pods)
-    message = f"Waiting for {count_of(len(running_pods), 'pod')} to terminate: {names}."
+        return ""
+    pod_names = list_names(pod.metadata.name for pod in running_pods)
+    message = f"Waiting for {count_of(len(running_pods), 'pod')} to terminate: {pod_names}."
     advice = orphan_advice(
         tuple(pod for pod in find_orphans(observed.gang, observed.refused) if pod in running_pods)
     )
-    return replace(
-        stop_decision, why=_extend(stop_decision.why, f"{message} {advice}" if advice else message)
-    )
+    return f"{message} {advice}" if advice else message
 
 
 def _extend(why: Reason, message: str) -> Reason:
     return Reason(why.reason, f"{sentence(why.message)} {message}" if why.message else message)
-
-
-def _end_running_pods(
-    job: TorchrunJob,
-    observed_gang: ObservedGang,
-    policy: ResolvedReliability,
-    now: datetime,
-) -> tuple[tuple[Delete, ...], float | None]:
-    """Return deletions and a wait: workers of a succeeded head have a grace period to exit."""
-    status, completed_job = job.status, gang.find_completed_job(observed_gang)
-    has_successor = completed_job is not None and completed_job is not observed_gang.current_job
-    if status.phase != "Succeeded" or has_successor:
-        return cleanup.end_survivors(job, observed_gang), None
-    workers = cleanup.end_workers(observed_gang)
-    end_time = status.completion_time or now
-    seconds_left = policy.grace_seconds - (now - end_time).total_seconds()
-    return ((), seconds_left) if workers and seconds_left > 0 else (workers, None)
-
-
-def clean_up(
-    observed: Observed, policy: ResolvedReliability, now: datetime
-) -> tuple[tuple[Delete, ...], float | None]:
-    """Delete what a finished job leaves running, and the job itself after its time to live.
-
-    A TTL on the child Job would delete the Job, and the next reconcile would train again. So the
-    TorchrunJob is deleted, with all that it owns, once the jobs that depend on it have recorded how
-    it ended: the status of a job that is gone cannot be read.
-    """
-    status, meta = observed.job.status, observed.job.metadata
-    pod_deletes, wait = _end_running_pods(observed.job, observed.gang, policy, now)
-    deletes = (*end_preparations(observed.workspace), *pod_deletes)
-    if policy.time_to_live is None or status.completion_time is None:
-        return deletes, wait
-    seconds_left = (policy.time_to_live - (now - status.completion_time)).total_seconds()
-    if seconds_left > 0:
-        return deletes, soonest(seconds_left, wait)
-    if not dependencies.have_recorded(observed.dependents, observed.job):
-        return deletes, wait
-    return (Delete.of(TORCHRUN_JOBS, meta, resource_version=meta.resource_version),), None

@@ -1,25 +1,92 @@
-"""The status of a finished job: a better root cause, a late suspension, workers of a head."""
+"""A job that has finished: its leftovers, its time to live, and what its status learns later."""
 
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.status import TERMINAL, TorchrunJobStatus
+from torchrun_controller.reconcile.gang import cleanup, gang
+from torchrun_controller.reconcile.gang.decision import Writes, soonest
 from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
 from torchrun_controller.reconcile.gang.state import failure_reason
-from torchrun_controller.reconcile.job import refusals
+from torchrun_controller.reconcile.job import dependencies, refusals, writes
+from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.status import count_beside_head, own_part
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
-from torchrun_controller.reconcile.model.observed import ObservedGang, RefusedWrites
+from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
+from torchrun_controller.reconcile.model.plan import Delete, Plan
+from torchrun_controller.reconcile.model.times import without_future_end
 from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
+from torchrun_controller.reconcile.workspace.sync_pods import end_preparations
 
 ALREADY_FINISHED = Reason(
     "AlreadyFinished", "The job has already finished. spec.suspend has no effect."
 )
 
 
-def compose_finished(
+def job_finished(assessment: Assessment) -> Plan | None:
+    """Keep the phase of a finished job: its pods end, and it is deleted after its time to live.
+
+    A job whose end nothing waits for keeps its completionTime, also if it is in the future.
+    """
+    observed, now = assessment.observed, assessment.now
+    if observed.job.status.phase not in TERMINAL:
+        return None
+    past_job = without_future_end(observed.job, now)
+    deletes, seconds_left = _clean_up(replace(observed, job=past_job), assessment.reliability, now)
+    job = observed.job if seconds_left is None else past_job
+    composed = _compose(job, observed.gang, observed.refused, now)
+    carried_out = writes.complete(observed, Writes(deletes=deletes))
+    return Plan(
+        deletes=carried_out.deletes,
+        status=None if composed == own_part(observed.job.status) else composed,
+        requeue_after=seconds_left,
+    )
+
+
+def _clean_up(
+    observed: Observed, policy: ResolvedReliability, now: datetime
+) -> tuple[tuple[Delete, ...], float | None]:
+    """Delete what a finished job leaves running, and the job itself after its time to live.
+
+    A TTL on the child Job would delete the Job, and the next reconcile would train again. So the
+    TorchrunJob is deleted, with all that it owns, once the jobs that depend on it have recorded how
+    it ended: the status of a job that is gone cannot be read.
+    """
+    status, meta = observed.job.status, observed.job.metadata
+    pod_deletes, wait = _end_running_pods(observed.job, observed.gang, policy, now)
+    deletes = (*end_preparations(observed.workspace), *pod_deletes)
+    if policy.time_to_live is None or status.completion_time is None:
+        return deletes, wait
+    seconds_left = (policy.time_to_live - (now - status.completion_time)).total_seconds()
+    if seconds_left > 0:
+        return deletes, soonest(seconds_left, wait)
+    if not dependencies.have_recorded(observed.dependents, observed.job):
+        return deletes, wait
+    return (Delete.of(TORCHRUN_JOBS, meta, resource_version=meta.resource_version),), None
+
+
+def _end_running_pods(
+    job: TorchrunJob,
+    observed_gang: ObservedGang,
+    policy: ResolvedReliability,
+    now: datetime,
+) -> tuple[tuple[Delete, ...], float | None]:
+    """Return deletions and a wait: workers of a succeeded head have a grace period to exit."""
+    status, completed_job = job.status, gang.find_completed_job(observed_gang)
+    has_successor = completed_job is not None and completed_job is not observed_gang.current_job
+    if status.phase != "Succeeded" or has_successor:
+        return cleanup.end_survivors(job, observed_gang), None
+    workers = cleanup.end_workers(observed_gang)
+    end_time = status.completion_time or now
+    seconds_left = policy.grace_seconds - (now - end_time).total_seconds()
+    return ((), seconds_left) if workers and seconds_left > 0 else (workers, None)
+
+
+def _compose(
     job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites, now: datetime
 ) -> TorchrunJobStatus:
     """Return the status of a finished job: with a better root cause, or a late suspension."""

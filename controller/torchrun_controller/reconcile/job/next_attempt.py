@@ -5,14 +5,20 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
-from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
+from torchrun_controller.reconcile.gang.decision import Decision, Writes
 from torchrun_controller.reconcile.gang.failures import Cause
 from torchrun_controller.reconcile.gang.gang import build_child_jobs
 from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
 from torchrun_controller.reconcile.gang.restarts import restart_limits
 from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import dependencies, refusals
-from torchrun_controller.reconcile.job.assess import Assessment, NextAttempt, Preparation
+from torchrun_controller.reconcile.job.assess import (
+    Assessment,
+    NextAttempt,
+    Preparation,
+    invalid_spec,
+)
+from torchrun_controller.reconcile.job.decisions import Known, decide, decide_on_next
 from torchrun_controller.reconcile.job.running import missing_checkpoints
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import pods_are, sentence
@@ -46,10 +52,34 @@ def _prepared(assessment: Assessment) -> Preparation:
     return preparation
 
 
+def _with_spec(assessment: Assessment) -> Known:
+    return Known(spec=_prepared(assessment).spec)
+
+
+def _with_workspace(assessment: Assessment) -> Known:
+    """Return what the status says once the workspace is ready."""
+    prepared = _prepared(assessment)
+    workspace = ConditionUpdate("WorkspaceReady", "True", prepared.workspace.why)
+    return Known(spec=prepared.spec, conditions=(workspace,), commit=prepared.workspace.commit)
+
+
+def _with_dependencies(assessment: Assessment) -> Known:
+    """Return what the status says once workspace and dependencies are ready."""
+    known = _with_workspace(assessment)
+    met_reason = dependencies.describe_met(assessment.observed.job)
+    if met_reason is None:
+        return known
+    met = ConditionUpdate(dependencies.CONDITION, "True", met_reason)
+    return replace(known, conditions=(*known.conditions, met))
+
+
 def job_invalid(assessment: Assessment) -> Decision | None:
     """Refuse a job that violates its schema."""
     problem = assessment.observed.job.invalid
-    return refuse(assessment, f"The TorchrunJob is invalid: {problem}") if problem else None
+    if not problem:
+        return None
+    why = invalid_spec(f"The TorchrunJob is invalid: {problem}")
+    return decide_on_next(assessment, State.SPEC_INVALID, why)
 
 
 def queue_missing(assessment: Assessment) -> Decision | None:
@@ -63,26 +93,21 @@ def queue_missing(assessment: Assessment) -> Decision | None:
             f"TorchrunQueue {job.spec.job_queue} does not exist in namespace"
             f" {job.metadata.namespace}. Create {advice}.",
         )
-        return _decide(assessment, State.QUEUE_MISSING, why)
+        return decide_on_next(assessment, State.QUEUE_MISSING, why)
     if queue.metadata.terminating and not is_fixed:
         why = Reason(
             "QueueTerminating",
             f"TorchrunQueue {queue.metadata.name} is being deleted and accepts no new"
             " jobs. Choose another queue, or create it again.",
         )
-        return _decide(assessment, State.QUEUE_MISSING, why)
+        return decide_on_next(assessment, State.QUEUE_MISSING, why)
     return None
 
 
 def spec_invalid(assessment: Assessment) -> Decision | None:
     """Refuse an invalid spec before preparing a workspace."""
-    problem = _next_attempt(assessment).spec_problem
-    return refuse(assessment, problem) if problem else None
-
-
-def refuse(assessment: Assessment, problem: str) -> Decision:
-    """The decision on a job with an invalid spec."""
-    return _decide(assessment, State.SPEC_INVALID, Reason("InvalidSpec", sentence(problem)))
+    why = _next_attempt(assessment).spec_problem
+    return None if why is None else decide_on_next(assessment, State.SPEC_INVALID, why)
 
 
 def dependency_failed(assessment: Assessment) -> Decision | None:
@@ -90,15 +115,15 @@ def dependency_failed(assessment: Assessment) -> Decision | None:
     unmet = _next_attempt(assessment).unmet_dependencies
     if unmet is None or unmet.state is State.DEPENDENCY_WAITING:
         return None
-    return _decide(assessment, unmet.state, unmet.why, spec=_prepared(assessment).spec)
+    return decide_on_next(assessment, unmet.state, unmet.why, _with_spec(assessment))
 
 
 def scheduler_missing(assessment: Assessment) -> Decision | None:
     """Wait for the gang scheduler that the queue requests."""
-    prepared = _prepared(assessment)
-    if prepared.choice.missing is None:
+    why = _prepared(assessment).choice.missing
+    if why is None:
         return None
-    return _decide(assessment, State.SCHEDULER_MISSING, prepared.choice.missing, spec=prepared.spec)
+    return decide_on_next(assessment, State.SCHEDULER_MISSING, why, _with_spec(assessment))
 
 
 def workspace_not_ready(assessment: Assessment) -> Decision | None:
@@ -123,7 +148,7 @@ def workspace_not_ready(assessment: Assessment) -> Decision | None:
         message = f"The workspace was not ready within {timeout.total_seconds():.0f} s"
         why = Reason("SyncTimeout", f"{message} (syncTimeoutSeconds). {why.message}")
         state, writes = State.SYNC_TIMED_OUT, replace(writes, applies=(), deletes=())
-    return _decide(assessment, state, why, spec=_prepared(assessment).spec, writes=writes)
+    return decide_on_next(assessment, state, why, _with_spec(assessment), writes=writes)
 
 
 def dependencies_not_met(assessment: Assessment) -> Decision | None:
@@ -131,7 +156,7 @@ def dependencies_not_met(assessment: Assessment) -> Decision | None:
     unmet = _next_attempt(assessment).unmet_dependencies
     if unmet is None:
         return None
-    return _with_workspace(assessment, unmet.state, unmet.why)
+    return decide_on_next(assessment, unmet.state, unmet.why, _with_workspace(assessment))
 
 
 def checkpoints_terminating(assessment: Assessment) -> Decision | None:
@@ -140,7 +165,11 @@ def checkpoints_terminating(assessment: Assessment) -> Decision | None:
     if source is None or source.existing:
         return None
     why = claims.check_terminating(assessment.observed.workspace.claims, source.name)
-    return None if why is None else _decide_ready(assessment, State.CLAIM_ENDING, why)
+    return (
+        None
+        if why is None
+        else decide_on_next(assessment, State.CLAIM_ENDING, why, _with_dependencies(assessment))
+    )
 
 
 def not_admitted(assessment: Assessment) -> Decision | None:
@@ -159,7 +188,8 @@ def not_admitted(assessment: Assessment) -> Decision | None:
     waits_again = was_preempted and _next_attempt(assessment).cause is None
     state = State.PREEMPTED_WAITING if waits_again else State.ADMISSION_WAITING
     request_reason = Reason(why.reason, "The job requests admission. See the condition Admitted.")
-    return _decide_ready(assessment, state, why, ConditionUpdate(REQUESTED, "True", request_reason))
+    request = ConditionUpdate(REQUESTED, "True", request_reason)
+    return decide_on_next(assessment, state, why, _with_dependencies(assessment), request)
 
 
 def nodes_not_read(assessment: Assessment) -> Decision | None:
@@ -175,8 +205,13 @@ def nodes_not_read(assessment: Assessment) -> Decision | None:
     ):
         return None
     message = "The controller has not read the nodes yet. The gang is created once it has."
-    decision = _decide_ready(assessment, State.NODES_AWAITED, Reason(NOT_READ, message))
-    return replace(decision, writes=decision.writes.and_also(requeue_after=NODES_RETRY))
+    return decide_on_next(
+        assessment,
+        State.NODES_AWAITED,
+        Reason(NOT_READ, message),
+        _with_dependencies(assessment),
+        writes=Writes(requeue_after=NODES_RETRY),
+    )
 
 
 def unfenced_not_recorded(assessment: Assessment) -> Decision | None:
@@ -186,13 +221,8 @@ def unfenced_not_recorded(assessment: Assessment) -> Decision | None:
     message = (
         "The pods on lost nodes are recorded in status.unfenced before the next attempt is created."
     )
-    return _decide_ready(assessment, State.RECORDING_UNFENCED, Reason("Restarting", message))
-
-
-class InvalidSpec(Struct, frozen=True):
-    """Why no gang can be built from a spec that is valid otherwise."""
-
-    problem: str
+    why = Reason("Restarting", message)
+    return decide_on_next(assessment, State.RECORDING_UNFENCED, why, _with_dependencies(assessment))
 
 
 class NewGang(Struct, frozen=True, kw_only=True):
@@ -210,34 +240,40 @@ def gang_refused(assessment: Assessment) -> Decision | None:
     if refused == refusals.NO_REFUSALS:
         return None
     new_gang = _build_gang(assessment)
-    if isinstance(new_gang, InvalidSpec):
-        return refuse(assessment, new_gang.problem)
+    if isinstance(new_gang, Reason):
+        return decide_on_next(assessment, State.SPEC_INVALID, new_gang)
     refusal = refusals.find_first(refused, new_gang.applies)
     latest = gang.latest_attempt(job, assessment.observed.gang)
     refusal = refusal or refusals.find_refused_gang(refused, job, latest)
-    return None if refusal is None else _decide_ready(assessment, *refusal)
+    return (
+        None
+        if refusal is None
+        else decide_on_next(assessment, *refusal, _with_dependencies(assessment))
+    )
 
 
 def create_gang(assessment: Assessment) -> Decision:
     """Create the gang and its Service, PVCs and policies."""
     observed, next_attempt = assessment.observed, _next_attempt(assessment)
     new_gang = _build_gang(assessment)
-    if isinstance(new_gang, InvalidSpec):
-        return refuse(assessment, new_gang.problem)
+    if isinstance(new_gang, Reason):
+        return decide_on_next(assessment, State.SPEC_INVALID, new_gang)
     child = names.child_job(observed.job.metadata.name, new_gang.attempt)
-    why = _why_created(next_attempt, new_gang.spec, child, new_gang.avoided_nodes)
-    decision = _decide_ready(assessment, State.READY, why)
     deletes = (*next_attempt.survivors, *cleanup.delete_oldest_jobs(observed.gang))
-    return replace(
-        decision,
+    return decide(
+        assessment,
+        State.READY,
+        _why_created(next_attempt, new_gang.spec, child, new_gang.avoided_nodes),
+        _with_dependencies(assessment),
         attempt=new_gang.attempt,
-        history=replace(decision.history, restarts_in_place=0),
+        history=replace(next_attempt.history, restarts_in_place=0),
         writes=Writes(applies=new_gang.applies, deletes=deletes),
         warning=_rendezvous_fallback(new_gang.spec),
     )
 
 
-def _build_gang(assessment: Assessment) -> NewGang | InvalidSpec:
+def _build_gang(assessment: Assessment) -> NewGang | Reason:
+    """Return the next gang, or why none can be built from a spec that is valid otherwise."""
     observed, next_attempt = assessment.observed, _next_attempt(assessment)
     prepared = _prepared(assessment)
     assert observed.queue is not None
@@ -280,7 +316,7 @@ def _build_gang(assessment: Assessment) -> NewGang | InvalidSpec:
             assessment.defaults.kai_quota_namespaces,
         )
     except InvalidSpecError as error:
-        return InvalidSpec(str(error))
+        return invalid_spec(str(error))
     applies = (
         *missing_checkpoints(observed.job, observed.workspace, spec),
         *((network.isolation(observed.job),) if observed.queue.spec.networking.isolate else ()),
@@ -338,66 +374,3 @@ def _with_service(
     if len(jobs) > 1 or gang.was_created(job, present):
         return (service, *objects)
     return (*objects, service)
-
-
-def _decide_ready(
-    assessment: Assessment, state: State, why: Reason, *conditions: ConditionUpdate
-) -> Decision:
-    """Return a decision where dependencies and workspace are ready."""
-    met_reason = dependencies.describe_met(assessment.observed.job)
-    return _with_workspace(
-        assessment,
-        state,
-        why,
-        *(
-            ()
-            if met_reason is None
-            else (ConditionUpdate(dependencies.CONDITION, "True", met_reason),)
-        ),
-        *conditions,
-    )
-
-
-def _with_workspace(
-    assessment: Assessment, state: State, why: Reason, *conditions: ConditionUpdate
-) -> Decision:
-    """Return a decision where the workspace is ready."""
-    prepared = _prepared(assessment)
-    workspace = ConditionUpdate("WorkspaceReady", "True", prepared.workspace.why)
-    return _decide(
-        assessment,
-        state,
-        why,
-        workspace,
-        *conditions,
-        spec=prepared.spec,
-        commit=prepared.workspace.commit,
-    )
-
-
-def _decide(
-    assessment: Assessment,
-    state: State,
-    why: Reason,
-    *conditions: ConditionUpdate,
-    spec: ResolvedSpec | None = None,
-    commit: str = "",
-    writes: Writes = NO_WRITES,
-) -> Decision:
-    """Return a decision on the next attempt.
-
-    The status has the reason of a resize before the gang is deleted: else it counts as a failure.
-    """
-    next_attempt = _next_attempt(assessment)
-    if next_attempt.is_resize:
-        writes = replace(writes, status_before_deletes=True)
-    return Decision(
-        state=state,
-        why=why,
-        attempt=assessment.attempt,
-        spec=spec,
-        conditions=conditions,
-        commit=commit,
-        history=next_attempt.history,
-        writes=writes.and_also(deletes=next_attempt.survivors),
-    )

@@ -1,16 +1,15 @@
 """The steps for a gang that exists: it succeeded, failed, waits for its successor, or goes on."""
 
-from msgspec.structs import replace
-
 from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gate
-from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, Writes
+from torchrun_controller.reconcile.gang.decision import Decision, Writes, soonest
 from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT, describe_limit
 from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.decisions import NOTHING, Known, decide
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang, ObservedWorkspace
@@ -18,44 +17,32 @@ from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import volumes
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import attempt_of
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve
 from torchrun_controller.reconcile.workspace import claims, delivery, preparation, reload
 from torchrun_controller.reconcile.workspace.sync_pods import find_commit
 
 
-def decide_on_gang(
-    assessment: Assessment, state: State, why: Reason, writes: Writes = NO_WRITES
-) -> Decision:
-    """Return a decision on the present gang, or on a gang that has ended, with its conditions."""
+def know_gang(assessment: Assessment) -> Known:
+    """Return what the status says of the present gang; nothing of a gang whose Job is gone."""
     observed = assessment.observed
+    job, queue = observed.job, observed.queue
     if assessment.gang is None:
-        return Decision(
-            state=state,
-            why=why,
-            attempt=assessment.attempt,
-            history=assessment.history,
-            writes=writes,
-        )
-    spec = _spec_of_unrecorded_gang(observed.job, observed.queue)
-    revision = reload.find_running_revision(observed.job, observed.gang)
-    workspace = preparation.describe_workspace(observed.job, observed.workspace, spec)
-    met_reason = dependencies.describe_met(observed.job)
+        return NOTHING
+    # A gang that is older than any status: no status has its size.
+    spec = resolve(job, queue) if job.status.gpus is None and queue is not None else None
+    workspace = preparation.describe_workspace(job, observed.workspace, spec)
+    met_reason = dependencies.describe_met(job)
     conditions = []
     if workspace is not None:
         conditions.append(ConditionUpdate("WorkspaceReady", "True", workspace))
     # The status with which the gang was created may be lost, so the parents are evaluated again.
-    if met_reason is not None and dependencies.are_met(observed.job, observed.parents):
+    if met_reason is not None and dependencies.are_met(job, observed.parents):
         conditions.append(ConditionUpdate(dependencies.CONDITION, "True", met_reason))
-    return Decision(
-        state=state,
-        why=why,
-        attempt=assessment.attempt,
+    revision = reload.find_running_revision(job, observed.gang)
+    return Known(
         spec=spec,
         conditions=tuple(conditions),
-        history=assessment.history,
-        writes=writes,
-        commit=find_commit(observed.job, observed.workspace, revision),
+        commit=find_commit(job, observed.workspace, revision),
     )
 
 
@@ -64,27 +51,28 @@ def gang_succeeded(assessment: Assessment) -> Decision | None:
     gang_state = assessment.gang
     if gang_state is None or gang_state.state is not State.GANG_SUCCEEDED:
         return None
-    return decide_on_gang(assessment, gang_state.state, gang_state.why)
+    return decide(assessment, gang_state.state, gang_state.why, know_gang(assessment))
 
 
 def gang_deleted(assessment: Assessment) -> Decision | None:
     """Fail a job whose gang was deleted, suspended or not, if no other attempt is allowed."""
-    return _fail(assessment) if assessment.gang is None else None
+    return gang_failed(assessment) if assessment.gang is None else None
 
 
 def gang_failed(assessment: Assessment) -> Decision | None:
     """Fail the job if the failure policy does not allow another attempt."""
-    return _fail(assessment)
-
-
-def _fail(assessment: Assessment) -> Decision | None:
     end = assessment.end
     if end is None or not end.fails_job:
         return None
     because = describe_limit(assessment.reliability, assessment.history.counts)
-    why = Reason(end.why.reason, end.why.message + because)
-    writes = Writes(deletes=assessment.survivors)
-    return replace(decide_on_gang(assessment, State.GANG_FAILED, why, writes), history=end.history)
+    return decide(
+        assessment,
+        State.GANG_FAILED,
+        Reason(end.why.reason, end.why.message + because),
+        know_gang(assessment),
+        history=end.history,
+        writes=Writes(deletes=assessment.survivors),
+    )
 
 
 def backing_off(assessment: Assessment) -> Decision | None:
@@ -92,9 +80,13 @@ def backing_off(assessment: Assessment) -> Decision | None:
     end, wait = assessment.end, assessment.backoff
     if end is None or wait is None:
         return None
-    writes = Writes(deletes=assessment.survivors, requeue_after=wait.seconds_left)
-    return replace(
-        decide_on_gang(assessment, State.BACKING_OFF, wait.why, writes), history=end.history
+    return decide(
+        assessment,
+        State.BACKING_OFF,
+        wait.why,
+        know_gang(assessment),
+        history=end.history,
+        writes=Writes(deletes=assessment.survivors, requeue_after=wait.seconds_left),
     )
 
 
@@ -103,38 +95,47 @@ def service_refused(assessment: Assessment) -> Decision | None:
     if assessment.service_refusal is None:
         return None
     state, why = assessment.service_refusal
-    return replace(_keep_running(assessment), state=state, why=why)
+    writes, conditions = _keep_running(assessment)
+    return decide(assessment, state, why, know_gang(assessment), *conditions, writes=writes)
 
 
 def gang_exists(assessment: Assessment) -> Decision | None:
     """Keep the gang running, with the next step of a hot reload."""
-    if assessment.gang is None or assessment.end is not None:
+    observed, gang_state, outlook = assessment.observed, assessment.gang, assessment.outlook
+    if gang_state is None or assessment.end is not None:
         return None
-    outlook, decision = assessment.outlook, _keep_running(assessment)
+    state, why = gang_state.state, gang_state.why
+    writes, conditions = _keep_running(assessment)
+    writes = writes.and_also(requeue_after=outlook.requeue_after)
     # The scheduler has not decided on the size yet: each gang starts like that.
-    is_new = decision.why.reason in (STARTING, "Restarting")
-    size = None if is_new else outlook.condition
-    if size is not None and size.status == "False":
-        decision = replace(decision, why=_with_capacity(decision, size.why))
-    return _add_reload(
-        assessment,
-        replace(
-            decision,
-            conditions=(*decision.conditions, *((size,) if size else ())),
-            writes=decision.writes.and_also(requeue_after=outlook.requeue_after),
-        ),
+    is_new = why.reason in (STARTING, "Restarting")
+    if outlook.condition is not None and not is_new:
+        conditions += (outlook.condition,)
+        if outlook.condition.status == "False":
+            why = _with_capacity(state, why, outlook.condition.why)
+    is_suspended = state not in (State.GANG_RUNNING, State.GANG_STARTING)
+    step = (
+        None if is_suspended else reload.plan_reload(observed, assessment.now, assessment.defaults)
     )
+    if step is not None:
+        condition = reload.check_up_to_date(observed.job, observed.gang, observed.workspace, step)
+        conditions += () if condition is None else (condition,)
+        writes = writes.and_also(
+            applies=refusals.all_or_refused(observed.refused, step.applies),
+            deletes=step.deletes,
+            requeue_after=step.requeue_after,
+        )
+    return decide(assessment, state, why, know_gang(assessment), *conditions, writes=writes)
 
 
-def _keep_running(assessment: Assessment) -> Decision:
-    """Return the decision on a running gang: its PVC, its Service, its launcher instructions."""
+def _keep_running(assessment: Assessment) -> tuple[Writes, tuple[ConditionUpdate, ...]]:
+    """Return what a gang needs: its PVC, its Service, its launcher instructions; and a warning."""
     observed, now, gang_state = assessment.observed, assessment.now, assessment.gang
     assert gang_state is not None
     job, gang, workspace = observed.job, observed.gang, observed.workspace
     missing_claims = _missing_checkpoints(job, observed.queue, gang, workspace)
-    attempt = attempt_of(gang.current_job)
     blocking_pods = fence.blocking_pods(
-        gang, observed.cluster.nodes, assessment.unfenced, attempt, now
+        gang, observed.cluster.nodes, assessment.unfenced, assessment.attempt, now
     )
     instructions = gate.instruct_launchers(
         job, gang, workspace, blocking_pods, assessment.new_restarts, now
@@ -142,55 +143,20 @@ def _keep_running(assessment: Assessment) -> Decision:
     writes = Writes(
         applies=(*missing_claims, *assessment.missing_service, *instructions),
         deletes=cleanup.end_stale_pods(job, gang),
-    )
-    decision = decide_on_gang(
-        assessment,
-        gang_state.state,
-        gang_state.why,
-        writes.and_also(requeue_after=gang_state.seconds_left).and_also(
-            requeue_after=gate.next_repeat(gang, now)
-        ),
+        requeue_after=soonest(gang_state.seconds_left, gate.next_repeat(gang, now)),
     )
     accepted_claims = refusals.accepted_applies(observed.refused, missing_claims)
     problem = claims.check_mounted(delivery.mounted_claims(job, gang, workspace), accepted_claims)
     if problem is None:
-        return decision
-    storage = ConditionUpdate("StorageReady", "False", problem)
-    return replace(decision, conditions=(*decision.conditions, storage))
+        return writes, ()
+    return writes, (ConditionUpdate("StorageReady", "False", problem),)
 
 
-def _add_reload(assessment: Assessment, decision: Decision) -> Decision:
-    """Add the next step of the sync pod for a gang that is not suspended."""
-    if decision.state not in (State.GANG_RUNNING, State.GANG_STARTING):
-        return decision
-    observed = assessment.observed
-    step = reload.plan_reload(observed, assessment.now, assessment.defaults)
-    if step is None:
-        return decision
-    condition = reload.check_up_to_date(observed.job, observed.gang, observed.workspace, step)
-    return replace(
-        decision,
-        conditions=(*decision.conditions, *((condition,) if condition is not None else ())),
-        writes=decision.writes.and_also(
-            applies=refusals.all_or_refused(observed.refused, step.applies),
-            deletes=step.deletes,
-            requeue_after=step.requeue_after,
-        ),
-    )
-
-
-def _with_capacity(decision: Decision, capacity: Reason) -> Reason:
+def _with_capacity(state: State, why: Reason, capacity: Reason) -> Reason:
     """Return the capacity as the reason of a gang whose ranks run; a waiting gang has both."""
-    if decision.state is State.GANG_RUNNING and decision.why.reason != AWAITING_EDIT:
+    if state is State.GANG_RUNNING and why.reason != AWAITING_EDIT:
         return capacity
-    return Reason(decision.why.reason, f"{sentence(decision.why.message)} {capacity.message}")
-
-
-def _spec_of_unrecorded_gang(job: TorchrunJob, queue: TorchrunQueue | None) -> ResolvedSpec | None:
-    """Return the spec of a gang that is older than any status; None if its size is recorded."""
-    if job.status.gpus is not None or queue is None:
-        return None
-    return resolve(job, queue)
+    return Reason(why.reason, f"{sentence(why.message)} {capacity.message}")
 
 
 def _missing_checkpoints(

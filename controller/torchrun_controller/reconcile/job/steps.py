@@ -4,20 +4,20 @@ from collections.abc import Callable
 from datetime import datetime
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from torchrun_api.core import Pod
-from torchrun_api.status import PHASES, TERMINAL, Phase, TorchrunJobStatus
-from torchrun_controller.reconcile.gang import cleanup, fence
+from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
+from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
-from torchrun_controller.reconcile.job import events, finished, progress, refusals, status
+from torchrun_controller.reconcile.job import events, progress, status, writes
 from torchrun_controller.reconcile.job.assess import Assessment, assess
 from torchrun_controller.reconcile.job.endings import (
-    clean_up,
     deadline_exceeded,
     preempted,
+    start_timed_out,
     suspended,
 )
+from torchrun_controller.reconcile.job.finished import job_finished
 from torchrun_controller.reconcile.job.next_attempt import (
     checkpoints_terminating,
     create_gang,
@@ -41,11 +41,6 @@ from torchrun_controller.reconcile.job.running import (
     gang_succeeded,
     service_refused,
 )
-from torchrun_controller.reconcile.job.unused_admission import (
-    start_timed_out,
-    with_returned_admission,
-)
-from torchrun_controller.reconcile.model.conditions import linked
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
@@ -55,26 +50,52 @@ from torchrun_controller.reconcile.model.observed import (
 )
 from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.model.plan import Event, Plan
-from torchrun_controller.reconcile.model.times import deadline_left, sync_left, without_future_end
+from torchrun_controller.reconcile.model.times import (
+    deadline_left,
+    sync_left,
+)
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.reconcile.schedulers import groups
-from torchrun_controller.reconcile.spec.reliability import ResolvedReliability, resolve_reliability
+from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
-_KNOWN = (None, *PHASES)
+
+def job_deleted(assessment: Assessment) -> Plan | None:
+    """Leave a job that is being deleted to the garbage collector, with all that it owns."""
+    return Plan() if assessment.observed.job.metadata.terminating else None
+
+
+def job_unreadable(assessment: Assessment) -> Plan | None:
+    """Leave a job alone that a newer version has written, with its pods and its status.
+
+    A status of this version would remove what it cannot read. A spec that it cannot read is
+    reported in the status as long as nothing runs.
+    """
+    problem = assessment.unreadable
+    if not problem:
+        return None
+    message = (
+        f"This version of the controller cannot read the job: {sentence(problem)} It leaves job"
+        " and pods as they are. Upgrade the controller, or correct the field."
+    )
+    return Plan(events=(Event("Warning", "Unreadable", message),))
 
 
 class Step(Struct, frozen=True):
     """One rule. `decide` returns None if it does not apply.
 
-    `leads_to` are the phases that its decisions may set.
+    `leads_to` are the phases that its decisions may set. A job whose phase stays needs no Decision:
+    its steps return the Plan.
     """
 
-    decide: Callable[[Assessment], Decision | None]
+    decide: Callable[[Assessment], Decision | Plan | None]
     leads_to: tuple[Phase, ...]
 
 
 STEPS: tuple[Step, ...] = (
+    # A job whose phase stays: it is not for this controller, or it is over.
+    Step(job_deleted, ()),
+    Step(job_unreadable, ()),
+    Step(job_finished, ()),
     # What ends a job comes first.
     Step(gang_succeeded, ("Succeeded",)),
     Step(deadline_exceeded, ("TimedOut",)),
@@ -101,61 +122,29 @@ STEPS: tuple[Step, ...] = (
     Step(not_admitted, ("Queued", "Preempted")),
     Step(nodes_not_read, ("Queued",)),
     Step(unfenced_not_recorded, ("Queued",)),
-    Step(create_gang, ("Queued",)),
+    Step(create_gang, ("Queued", "Pending")),
 )
 
 
 def reconcile(observed: Observed, now: datetime, defaults: Defaults) -> Plan:
     """Return the next writes for one job and the status that explains them.
 
-    `now` is in UTC with whole seconds, as the API keeps times. The garbage collector removes what a
-    deleted job owns. A job that is over keeps its phase: its pods end, and it expires.
+    `now` is in UTC with whole seconds, as the API keeps times.
     """
-    if observed.job.metadata.terminating:
-        return Plan()
-    unreadable = describe_unreadable(observed)
-    if unreadable:
-        return Plan(events=(Event("Warning", "Unreadable", unreadable),))
-    if observed.job.status.phase in TERMINAL:
-        return plan_finished(observed, now)
     assessment = assess(observed, now, defaults)
-    return plan(assessment, first_decision(assessment), observed.job.status)
+    decision = first_decision(assessment)
+    return decision if isinstance(decision, Plan) else plan(assessment, decision)
 
 
-def describe_unreadable(observed: Observed) -> str:
-    """Return why a job is left alone, with its pods and its status; "" for all others.
-
-    A newer version may have written it. A status that this version wrote would remove what it
-    cannot read. A spec that it cannot read is reported in the status as long as nothing runs.
-    """
-    job = observed.job
-    problem = f"status.phase is {job.status.phase}" if job.status.phase not in _KNOWN else ""
-    has_run = job.status.workers is not None or bool(observed.gang.child_jobs)
-    if job.incomplete or (job.invalid and has_run):
-        problem = job.invalid
-    if not problem:
-        return ""
-    return (
-        f"This version of the controller cannot read the job: {sentence(problem)} It leaves job"
-        " and pods as they are. Upgrade the controller, or correct the field."
-    )
-
-
-def first_decision(assessment: Assessment) -> Decision:
+def first_decision(assessment: Assessment) -> Decision | Plan:
     """The decision of the first step that applies; the last one always does."""
     decisions = (step.decide(assessment) for step in STEPS)
     return next(decision for decision in decisions if decision is not None)
 
 
-def plan(assessment: Assessment, decision: Decision, last_status: TorchrunJobStatus) -> Plan:
-    """Return the writes of a decision, without refused ones, and when to reconcile again.
-
-    `last_status` is the status as the API has it, with times that may be ahead of `assessment.now`.
-    """
-    observed, now, reliability = assessment.observed, assessment.now, assessment.reliability
-    decision = with_returned_admission(assessment, decision)
-    decision = replace(decision, why=linked(decision.why, assessment.defaults.docs_url))
-    writes = decision.writes
+def plan(assessment: Assessment, decision: Decision) -> Plan:
+    """Return the Plan of a decision: its writes, its status, and when to reconcile again."""
+    observed, now, policy = assessment.observed, assessment.now, assessment.reliability
     composed = status.compose(
         observed,
         decision,
@@ -164,52 +153,25 @@ def plan(assessment: Assessment, decision: Decision, last_status: TorchrunJobSta
         now,
         ran_until=assessment.ran_until,
     )
-    deletes = (
-        *writes.deletes,
-        *cleanup.delete_resized_jobs(observed.job, observed.gang, writes.deletes),
-        *groups.delete_unused(observed.job, observed.gang, writes.applies),
-        *cleanup.delete_headless_jobs(observed.gang),
-    )
+    carried_out = writes.complete(observed, decision.writes)
     watched_pods = _watched_pods(observed.gang, observed.workspace)
     return Plan(
-        applies=refusals.accepted_applies(observed.refused, writes.applies),
-        deletes=refusals.accepted_deletes(observed.refused, deletes),
-        status_before_deletes=writes.status_before_deletes,
-        status=None if composed == status.own_part(last_status) else composed,
-        events=events.list_events(last_status, composed, decision),
+        applies=carried_out.applies,
+        deletes=carried_out.deletes,
+        status_before_deletes=carried_out.status_before_deletes,
+        status=None if composed == status.own_part(assessment.last_status) else composed,
+        events=events.list_events(assessment.last_status, composed, decision),
         requeue_after=soonest(
-            writes.requeue_after,
+            carried_out.requeue_after,
             nodes.next_loss(observed.cluster.nodes, watched_pods, now),
             fence.next_release(
-                observed.gang, observed.cluster.nodes, reliability, assessment.unfenced, now
+                observed.gang, observed.cluster.nodes, policy, assessment.unfenced, now
             ),
-            sync_left(composed, reliability.sync_timeout, now),
-            deadline_left(composed, reliability.deadline, now),
-            _time_to_live(composed, reliability),
+            sync_left(composed, policy.sync_timeout, now),
+            deadline_left(composed, policy.deadline, now),
+            _time_to_live(composed, policy),
             progress.next_report(composed.progress, observed.gang.progress, now),
         ),
-    )
-
-
-def plan_finished(observed: Observed, now: datetime) -> Plan:
-    """Delete what a finished job leaves running, and the job after its time to live.
-
-    A job whose end nothing waits for keeps its completionTime, also if it is in the future.
-    """
-    reliability = resolve_reliability(observed.job, observed.queue)
-    past_job = without_future_end(observed.job, now)
-    deletes, seconds_left = clean_up(replace(observed, job=past_job), reliability, now)
-    job = observed.job if seconds_left is None else past_job
-    deletes += (
-        *cleanup.delete_resized_jobs(observed.job, observed.gang),
-        *groups.delete_unused(observed.job, observed.gang, ()),
-    )
-    deletes += cleanup.delete_headless_jobs(observed.gang)
-    composed = finished.compose_finished(job, observed.gang, observed.refused, now)
-    return Plan(
-        deletes=refusals.accepted_deletes(observed.refused, deletes),
-        status=None if composed == status.own_part(observed.job.status) else composed,
-        requeue_after=seconds_left,
     )
 
 

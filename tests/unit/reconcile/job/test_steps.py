@@ -15,6 +15,8 @@ from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.steps import Step
 from torchrun_controller.reconcile.model.observed import Conflict, Installed
 from torchrun_controller.reconcile.model.phases import ROWS
+from torchrun_controller.reconcile.model.plan import Plan
+from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS
 from unit.reconcile import losing
 from unit.reconcile.job.test_dependencies import Family, job
 from world import ZIP, World, make_job, make_queue
@@ -110,6 +112,17 @@ def without_a_scheduler() -> World:
     return world
 
 
+def without_a_topology() -> World:
+    """KAI is installed, but has no Topology for a job that names one."""
+    world = World(
+        make_job(numNodes=2, scheduling={"topology": {"required": "rack"}}),
+        make_queue(scheduling={"gang": "kai"}),
+    )
+    resource = (KAI_POD_GROUPS.api_version, KAI_POD_GROUPS.plural)
+    world.installed = Installed(resources=frozenset((resource,)))
+    return world
+
+
 def past_the_sync_timeout() -> World:
     world = submitted(volumes=ZIP, reliability={"syncTimeoutSeconds": 60})
     world.pass_time(seconds=60)
@@ -198,15 +211,16 @@ HISTORIES: dict[Pair, Callable[[], World]] = {
     ("nodes_not_read", "Queued"): with_unread_nodes,
     ("unfenced_not_recorded", "Queued"): with_lost_nodes,
     ("create_gang", "Queued"): submitted,
+    ("create_gang", "Pending"): without_a_topology,
 }
 
 
 def recorded(step: Step, pairs: set[Pair]) -> Step:
     """The step, which adds its name and phase to `pairs` whenever it decides."""
 
-    def decide(assessment: Assessment) -> Decision | None:
+    def decide(assessment: Assessment) -> Decision | Plan | None:
         decision = step.decide(assessment)
-        if decision is not None:
+        if isinstance(decision, Decision):
             pairs.add((name, ROWS[decision.state].phase or ""))
         return decision
 
