@@ -36,7 +36,7 @@ from torchrun_controller.reconcile import Defaults, Plan, reconcile
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.conditions import ADMITTED
 from torchrun_controller.reconcile.model.observed import FailedRound, RestartsInPlace, Vanished
-from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.model.plan import StatusWrite, Write
 from torchrun_controller.reconcile.placement import HOSTNAME
 from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader, index_of
 from torchrun_controller.reconcile.spec.requests import admission_of, requests_of
@@ -75,6 +75,17 @@ def make_queue(**spec: Any) -> TorchrunQueue:
 ZIP: JsonObject = {"workspace": {"enabled": True, "source": "zip"}}
 
 
+def _before_death(plan: Plan, count: int) -> list[Write]:
+    """The first writes of a process that dies before the status, and before what requires it."""
+    writes: list[Write] = []
+    for write in plan.writes:
+        if not isinstance(write, StatusWrite):
+            writes.append(write)
+        elif write.required:
+            break
+    return writes[:count]
+
+
 class World(WorldObjects):
     """One job, its queue and its objects."""
 
@@ -91,12 +102,11 @@ class World(WorldObjects):
     def step(self, writes: int | None = None) -> Plan:
         """Reconcile once and execute the Plan. With `writes`, the process dies after that many."""
         plan = self.plan()
-        deletes = () if plan.status_before_deletes and writes is not None else plan.deletes
-        writes_in_order: tuple[Apply | Delete, ...] = (*plan.applies, *deletes)
-        for write in writes_in_order[:writes]:
-            self.write(write)
-        if plan.status is not None and writes is None:
-            self.write_status(plan.status)
+        for write in plan.writes if writes is None else _before_death(plan, writes):
+            if not isinstance(write, StatusWrite):
+                self.write(write)
+            elif write.status is not None:
+                self.write_status(write.status)
         self.plans.append(plan)
         return plan
 

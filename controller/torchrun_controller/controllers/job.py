@@ -35,7 +35,7 @@ from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan, StatusWrite
 
 # Most Plans in one attempt. Each round but the last has a new refusal.
 MAX_ROUNDS = 8
@@ -53,16 +53,16 @@ Observe: TypeAlias = Callable[[str, str], Observed | None]
 Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 
 
-class _WriteRecord(Struct):
-    """The successful writes of one attempt, and the errors of the refused ones.
+class _Record(Struct):
+    """One attempt so far: its successful writes, the errors of refused ones, and what it waits for.
 
-    `is_incomplete`: an object of the last Plan was not created.
+    `waits` are in seconds.
     """
 
     successful_writes: set[Identity] = field(default_factory=set)
-    is_incomplete: bool = False
     has_created: bool = False
     refusal_errors: list[Exception] = field(default_factory=list)
+    waits: list[float | None] = field(default_factory=list)
 
     @property
     def permanent(self) -> RejectedError | None:
@@ -133,88 +133,60 @@ class JobReconciler:
         The status is that of the last Plan, which includes all refusals. It is written even if
         objects were refused. Raises what `Applier` raises, except for refusals.
         """
-        fields, record = log_fields("job", observed.job), _WriteRecord()
+        fields, record = log_fields("job", observed.job), _Record()
         for _ in range(MAX_ROUNDS):
             current = self._refusals.with_refusals(key, observed)
             plan = self._decide(current, self._now())
-            await live_reads.verify(self._applier, current, plan)
+            await live_reads.verify(self._applier, plan.checks)
             if await self._carry_out(key, current, plan, record, fields):
                 break
         else:
             return RequeueAfter(STATUS_INTERVAL)
-        if (
-            record.has_created
-            and not (plan.status_before_deletes or record.refusal_errors)
-            and self._is_busy()
-        ):
-            # Other jobs wait to start, so the status comes later. The cache event of each created
-            # object requeues the key. The timeout covers an object that never appears.
-            delay: float | None = STATUS_INTERVAL
-        else:
-            delay = await self._write_status(key, current, plan)
-        waits = [plan.requeue_after, delay]
-        if delay is None:
-            # Events describe the change in the status, so they are delayed with it.
-            for event in plan.events:
-                self._events.record(current.job, event)
-        deletes = _deletes_after_status(plan, record, is_status_written=delay is None)
-        if not await self._delete(key, current, deletes, record, fields):
-            waits.append(STATUS_INTERVAL)  # the next status reports the refusal
-        waits += [self._refusals.next_retry(key), self._unwritten.next_retry(key)]
+        waits = [plan.requeue_after, *record.waits, self._refusals.next_retry(key)]
         seconds = min((wait for wait in waits if wait is not None), default=None)
         if record.permanent is not None:
             return Terminal(record.permanent, seconds)
         return Done() if seconds is None else RequeueAfter(seconds)
 
     async def _carry_out(
-        self,
-        key: Key,
-        observed: Observed,
-        plan: Plan,
-        record: _WriteRecord,
-        fields: Mapping[str, str],
+        self, key: Key, observed: Observed, plan: Plan, record: _Record, fields: Mapping[str, str]
     ) -> bool:
-        """Apply and delete; False if something was refused for the first time.
+        """Write in the order of the Plan; False if its status does not report a new refusal.
 
-        Objects are created in the Plan's order, each only if the earlier ones exist: the Job of a
-        gang comes after the objects that it needs. Existing objects are updated even after a
-        refusal. Deletes come last, so that a gang is not deleted for a replacement that is refused.
+        Objects are created only if the earlier ones exist: the Job of a gang comes after the
+        objects that it needs. Existing objects are updated even after a refusal. Nothing is deleted
+        after a refusal, so that a gang is not deleted for a replacement that is refused.
         """
-        refusals_before, is_complete = len(record.refusal_errors), True
-        for intent in plan.applies:
-            if not (is_complete or intent.uid):
-                continue
-            is_written = await self._write_object(key, observed, intent, record, fields)
-            is_complete = is_complete and (is_written or bool(intent.uid))
-        if len(record.refusal_errors) > refusals_before:
-            return False
-        record.is_incomplete = not is_complete
-        if not is_complete:  # the Plan repeats a refused write
-            return True
-        return plan.status_before_deletes or await self._delete(
-            key, observed, _single_deletes(plan), record, fields
-        )
-
-    async def _delete(
-        self,
-        key: Key,
-        observed: Observed,
-        deletes: tuple[Delete, ...],
-        record: _WriteRecord,
-        fields: Mapping[str, str],
-    ) -> bool:
-        """Delete each object; False if something was refused for the first time."""
-        refusals_before = len(record.refusal_errors)
-        for delete in deletes:
-            await self._write_object(key, observed, delete, record, fields)
-        return len(record.refusal_errors) == refusals_before
+        refusals_before, has_status = len(record.refusal_errors), False
+        may_create = may_delete = True
+        for write in plan.writes:
+            match write:
+                case Apply():
+                    if may_create or write.uid:
+                        is_written = await self._write_object(key, observed, write, record, fields)
+                        may_create = may_create and (is_written or bool(write.uid))
+                        may_delete = may_delete and is_written
+                case Delete():
+                    if may_delete:
+                        await self._write_object(key, observed, write, record, fields)
+                case StatusWrite():
+                    if len(record.refusal_errors) > refusals_before:
+                        return False
+                    has_status = True
+                    delay = await self._write_status(key, observed, write, record)
+                    record.waits += [delay, self._unwritten.next_retry(key)]
+                    may_delete = may_delete and not (write.required and delay is not None)
+        is_refused = len(record.refusal_errors) > refusals_before
+        if has_status and is_refused:
+            record.waits.append(STATUS_INTERVAL)  # the next status reports the refusal
+        return has_status or not is_refused
 
     async def _write_object(
         self,
         key: Key,
         observed: Observed,
         write: Apply | Delete,
-        record: _WriteRecord,
+        record: _Record,
         fields: Mapping[str, str],
     ) -> bool:
         """Write one object, at most once in an attempt; False if it is refused."""
@@ -223,9 +195,8 @@ class JobReconciler:
             return True
         if self._refusals.is_refused(key, write):
             return False
-        applies, deletes = ((), (write,)) if isinstance(write, Delete) else ((write,), ())
         try:
-            has_created = await self._writes.carry_out(key, applies, deletes, fields)
+            has_created = await self._writes.write(key, write, fields)
         except (NameConflictError, RejectedError, ApiError) as error:
             if not is_refusal(error, write):
                 raise
@@ -244,61 +215,54 @@ class JobReconciler:
         if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
             self._events.record(job, Event("Warning", "Forbidden", error.message))
 
-    async def _write_status(self, key: Key, observed: Observed, plan: Plan) -> float | None:
-        """Write the status, or return the seconds for which it is throttled.
+    async def _write_status(
+        self, key: Key, observed: Observed, write: StatusWrite, record: _Record
+    ) -> float | None:
+        """Write the status and record its events, or return the seconds until that may be done.
 
-        One that the API server refuses counts as written: a gang must end even so.
+        If other jobs wait to start, the status of a new gang comes later: the cache event of each
+        created object requeues the key, and the seconds cover an object that never appears. A
+        status that the API server refuses counts as written: a gang must end even so.
         """
         job = observed.job
-        status = self._unwritten.to_write(key, job, plan.status)
-        if status is None:
-            return None
-        try:
-            result = await self._writes.write_status(key, job, status)
-        except ApiError as error:
-            if not error.is_permanent:
-                raise
-            self._unwritten.keep(key, job, status)
-            message = (
-                f"The API server refused the status of this job: {error.message} The job goes on"
-                " without it. Make the job smaller, or correct the policy that refuses it."
-            )
-            self._events.record(job, Event("Warning", "StatusRefused", message))
-            log.warning("status refused", **log_fields("job", job), error=str(error))
-            return None
-        if not isinstance(result, Throttled):
-            self._unwritten.forget(key)
-        if isinstance(result, Throttled):
-            return result.seconds
-        if result is not None:
-            _log_status(job, status)
-            record_status(self._metrics, observed, status, self._now())
+        is_urgent = write.required or not record.has_created or bool(record.refusal_errors)
+        if not is_urgent and self._is_busy():
+            return STATUS_INTERVAL
+        status = self._unwritten.to_write(key, job, write.status)
+        if status is not None:
+            try:
+                result = await self._writes.write_status(key, job, status)
+            except ApiError as error:
+                if not error.is_permanent:
+                    raise
+                self._keep_refused_status(key, job, status, error)
+            else:
+                if isinstance(result, Throttled):
+                    return result.seconds
+                self._unwritten.forget(key)
+                if result is not None:
+                    _log_status(job, status)
+                    record_status(self._metrics, observed, status, self._now())
+        for event in write.events:
+            self._events.record(job, event)
         return None
+
+    def _keep_refused_status(
+        self, key: Key, job: TorchrunJob, status: TorchrunJobStatus, error: ApiError
+    ) -> None:
+        self._unwritten.keep(key, job, status)
+        message = (
+            f"The API server refused the status of this job: {error.message} The job goes on"
+            " without it. Make the job smaller, or correct the policy that refuses it."
+        )
+        self._events.record(job, Event("Warning", "StatusRefused", message))
+        log.warning("status refused", **log_fields("job", job), error=str(error))
 
     def _forget(self, key: Key) -> None:
         self._refusals.forget(key)
         self._writes.forget(key)
         self._throttle.forget(key)
         self._unwritten.forget(key)
-
-
-def _single_deletes(plan: Plan) -> tuple[Delete, ...]:
-    return tuple(delete for delete in plan.deletes if not delete.collection)
-
-
-def _deletes_after_status(
-    plan: Plan, record: _WriteRecord, *, is_status_written: bool
-) -> tuple[Delete, ...]:
-    """Return the deletes that come after the status.
-
-    The API server deletes a collection one pod after the other, and answers at the end: for a gang
-    of 1,000 after many seconds, in which the status would not show the failure.
-    """
-    if plan.status_before_deletes:
-        return plan.deletes if is_status_written else ()
-    if record.is_incomplete:
-        return ()
-    return tuple(delete for delete in plan.deletes if delete.collection)
 
 
 def _log_status(job: TorchrunJob, status: TorchrunJobStatus) -> None:

@@ -150,7 +150,7 @@ class QueueReconciler:
             await self._write_object(
                 memory,
                 write_key,
-                self._writes.carry_out(key, (intent,), (), fields),
+                self._writes.write(key, intent, fields),
                 fields,
             )
         for delete in plan.deletes:
@@ -158,7 +158,7 @@ class QueueReconciler:
             await self._write_object(
                 memory,
                 write_key,
-                self._writes.carry_out(key, (), (delete,), fields),
+                self._writes.write(key, delete, fields),
                 fields,
             )
         return len(memory.refused) > refusals_before

@@ -1,6 +1,6 @@
 """The writes of a controller: they are counted, throttled, and expected in the caches."""
 
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -80,33 +80,26 @@ class Writes(Generic[K]):
         seconds = self._expectations.behind(key)
         return None if seconds is None else Behind(min(seconds, BEHIND_RETRY))
 
-    async def carry_out(
-        self,
-        key: K,
-        applies: Iterable[Apply],
-        deletes: Iterable[Delete],
-        fields: Mapping[str, str],
-    ) -> bool:
-        """Apply, then delete, in the Plan's order; return whether an object was created.
+    async def write(self, key: K, write: Apply | Delete, fields: Mapping[str, str]) -> bool:
+        """Apply or delete one object; return whether it was created.
 
         Raises what the Applier raises. `fields` are those of the log lines.
         """
-        creates = False
-        for intent in applies:
-            result = await self._write(key, intent.kind, self._writer.apply(intent))
-            if result is not None and result.created:
-                creates = True
-                line = audit_log.creation_line(intent)
-                log.info(line.event, **fields, **line.fields)
-            else:
-                log.debug("object changed", **fields, object=f"{intent.kind.kind}/{intent.name}")
-        for delete in deletes:
-            result = await self._write(key, delete.kind, self._writer.delete(delete))
+        object_name = f"{write.kind.kind}/{write.name}"
+        if isinstance(write, Delete):
+            result = await self._write(key, write.kind, self._writer.delete(write))
             if result is not None:
-                log.info("object deleted", **fields, object=f"{delete.kind.kind}/{delete.name}")
-            elif delete.collection:
-                log.info("pods deleted", **fields, object=f"Job/{delete.name}")
-        return creates
+                log.info("object deleted", **fields, object=object_name)
+            elif write.collection:
+                log.info("pods deleted", **fields, object=f"Job/{write.name}")
+            return False
+        result = await self._write(key, write.kind, self._writer.apply(write))
+        if result is None or not result.created:
+            log.debug("object changed", **fields, object=object_name)
+            return False
+        line = audit_log.creation_line(write)
+        log.info(line.event, **fields, **line.fields)
+        return True
 
     async def write_status(
         self, key: K, owner: UserObject, status: Status

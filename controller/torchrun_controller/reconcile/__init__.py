@@ -6,7 +6,7 @@ API's objects, so that the process may be killed anywhere and nothing is lost or
 
 from torchrun_controller.reconcile.job.steps import reconcile
 from torchrun_controller.reconcile.model.observed import Conflict, Defaults, Observed, Rejection
-from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan, StatusWrite
 
 __all__ = [
     "Apply",
@@ -17,5 +17,6 @@ __all__ = [
     "Observed",
     "Plan",
     "Rejection",
+    "StatusWrite",
     "reconcile",
 ]

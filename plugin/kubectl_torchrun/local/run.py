@@ -55,7 +55,7 @@ from torchrun_api import contract, names
 from torchrun_api.core import Pod
 from torchrun_api.json import object_at, objects_at
 from torchrun_api.status import Progress
-from torchrun_controller.reconcile import Defaults, Plan, reconcile
+from torchrun_controller.reconcile import Apply, Defaults, Delete, Plan, StatusWrite, reconcile
 from torchrun_controller.reconcile.model.observed import ProgressReport
 from torchrun_controller.reconcile.pods.lifecycle import index_of
 
@@ -180,24 +180,22 @@ class _LocalRun:
             await self._watch.next_change(max(wait, _MIN_WAIT))
 
     def _carry_out(self, plan: Plan, tasks: TaskGroup) -> bool:
-        """Carry out the writes in the order of the controller; whether there were any."""
-        for write in plan.applies:
-            for pod in self._objects.apply(write, _now()):
-                tasks.start_soon(self._run_node, pod, tasks)
-            self._write_annotations(write.uid)
-        first = (
-            ()
-            if plan.status_before_deletes
-            else tuple(delete for delete in plan.deletes if not delete.collection)
-        )
-        for delete in first:
-            self._stop_all(self._objects.delete(delete, _now()), tasks)
-        if plan.status is not None:
-            self._objects.write_status(plan.status)
-        for delete in plan.deletes:
-            if delete not in first:
-                self._stop_all(self._objects.delete(delete, _now()), tasks)
-        return bool(plan.applies or plan.deletes or plan.status is not None)
+        """Carry out the writes in their order; whether there were any."""
+        has_written = False
+        for write in plan.writes:
+            match write:
+                case Apply():
+                    for pod in self._objects.apply(write, _now()):
+                        tasks.start_soon(self._run_node, pod, tasks)
+                    self._write_annotations(write.uid)
+                case Delete():
+                    self._stop_all(self._objects.delete(write, _now()), tasks)
+                case StatusWrite():
+                    if write.status is None:
+                        continue
+                    self._objects.write_status(write.status)
+            has_written = True
+        return has_written
 
     async def _run_node(self, pod: Pod, tasks: TaskGroup) -> None:
         """Run the launcher of a pod, print its output, and record how it ended."""

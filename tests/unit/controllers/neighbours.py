@@ -20,7 +20,7 @@ from torchrun_controller.controllers.job import JobReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import Observed, Rejection
-from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan, StatusWrite
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 KEY = ("team", "run")
@@ -143,5 +143,5 @@ def status(phase: Phase, message: str = "") -> TorchrunJobStatus:
 def waiting_for(current: Observed) -> Plan:
     """A Plan like that of reconcile: it creates nothing while there is an obstacle."""
     if current.refused.conflicts or current.refused.rejections:
-        return Plan(status=status("Pending", "blocked"))
-    return Plan(applies=(SERVICE,), status=status("Running"))
+        return Plan(writes=(StatusWrite(status=status("Pending", "blocked")),))
+    return Plan(writes=(SERVICE, StatusWrite(status=status("Running"))))

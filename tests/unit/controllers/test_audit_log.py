@@ -10,7 +10,7 @@ from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, Progress, TorchrunJobStatus, WorkersStatus
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.controllers import audit_log
-from torchrun_controller.reconcile.model.plan import Apply, Delete, Plan
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Plan, StatusWrite
 from unit.controllers.neighbours import KEY, World, observed
 
 SERVICE = Apply(SERVICES, {"metadata": {"name": "run", "namespace": "team"}})
@@ -98,7 +98,7 @@ class TestInTheReconciler:
 
     async def test_objects_are_logged_by_outcome(self, world: World) -> None:
         last_number = Apply(SERVICES, SERVICE.body, "uid")
-        world.plan = lambda _: Plan(applies=(SERVICE, GANG, last_number), deletes=(GONE,))
+        world.plan = lambda _: Plan(writes=(SERVICE, GANG, last_number, GONE))
         with structlog.testing.capture_logs() as lines:
             await world.reconciler.attempt(KEY)
         assert [line for line in lines if line["log_level"] == "info"] == [
@@ -110,14 +110,14 @@ class TestInTheReconciler:
     async def test_a_status_without_a_decision_is_logged_at_debug(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         after = TorchrunJobStatus(phase="Running", workers_status="2/2 ready")
-        world.plan = lambda _: Plan(status=after)
+        world.plan = lambda _: Plan(writes=(StatusWrite(status=after),))
         with structlog.testing.capture_logs() as lines:
             await world.reconciler.attempt(KEY)
         assert [line["log_level"] for line in lines] == ["debug"]
 
     async def test_a_failed_write_logs_no_decision(self, world: World) -> None:
         world.failures = [SupersededError("changed meanwhile")]
-        world.plan = lambda _: Plan(status=RUNNING)
+        world.plan = lambda _: Plan(writes=(StatusWrite(status=RUNNING),))
         with structlog.testing.capture_logs() as lines:
             with pytest.raises(SupersededError):
                 await world.reconciler.attempt(KEY)

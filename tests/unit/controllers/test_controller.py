@@ -49,7 +49,7 @@ class TestSettling:
         ],
     )
     async def test_failures_are_retried_with_backoff(self, world: World, error: Exception) -> None:
-        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.plan = lambda _: Plan(writes=(SERVICE,))
         world.failures = [error]
         world.queue.add(KEY)
         await world.attempts()
@@ -64,7 +64,7 @@ class TestSettling:
         assert SERVICE in world.log
 
     async def test_a_revoked_permission_is_an_event(self, world: World) -> None:
-        world.plan = lambda _: Plan(deletes=(GONE,))
+        world.plan = lambda _: Plan(writes=(GONE,))
         message = 'jobs.batch "run" is forbidden: User "c" cannot delete resource "jobs"'
         world.failures = [ApiError(403, "Forbidden", message)]
         world.queue.add(KEY)
@@ -89,7 +89,7 @@ class TestSettling:
                 tasks.cancel_scope.cancel()
 
     async def test_retry_after_is_the_delay(self, world: World) -> None:
-        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.plan = lambda _: Plan(writes=(SERVICE,))
         world.failures = [UnavailableError("429", retry_after=3)]
         world.queue.add(KEY)
         await world.attempts()
@@ -98,7 +98,7 @@ class TestSettling:
         assert world.value("torchrun_reconcile_total", controller="job", outcome="Retry") == 1
 
     async def test_a_change_does_not_shorten_a_retry_after(self, world: World) -> None:
-        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.plan = lambda _: Plan(writes=(SERVICE,))
         world.failures = [UnavailableError("429", retry_after=3)]
         world.queue.add(KEY)
         await world.attempts()
@@ -116,7 +116,7 @@ class TestSettling:
     async def test_a_retry_after_delays_its_own_job_only(self, world: World) -> None:
         neighbour = ("team", "neighbour")
         world.present[neighbour] = observed("Running")
-        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.plan = lambda _: Plan(writes=(SERVICE,))
         world.failures = [UnavailableError("429", retry_after=3)]
         world.queue.add(KEY)
         world.queue.add(neighbour)
@@ -124,7 +124,7 @@ class TestSettling:
         assert SERVICE in world.log
 
     async def test_a_repeated_retry_after_backs_off(self, world: World) -> None:
-        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.plan = lambda _: Plan(writes=(SERVICE,))
         world.queue.add(KEY)
         for _ in range(12):
             world.failures = [UnavailableError("429", retry_after=1)]
@@ -143,7 +143,7 @@ class TestSettling:
         def plan(current: Observed) -> Plan:
             if current.job.status.phase is None:
                 raise ZeroDivisionError
-            return Plan(applies=(SERVICE,))
+            return Plan(writes=(SERVICE,))
 
         world.plan = plan
         world.queue.add(KEY)
@@ -153,7 +153,7 @@ class TestSettling:
         assert "ZeroDivisionError" in capsys.readouterr().out, "with its traceback"
 
     async def test_stale_caches_are_counted(self, world: World) -> None:
-        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.plan = lambda _: Plan(writes=(SERVICE,))
         world.queue.add(KEY)
         await world.attempts()
         world.queue.add(KEY)
@@ -171,7 +171,7 @@ class TestSettling:
 
     async def test_shutdown_finishes_the_current_key_only(self, world: World) -> None:
         started, release = anyio.Event(), anyio.Event()
-        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.plan = lambda _: Plan(writes=(SERVICE,))
         original = world.apply
 
         async def apply(intent: Apply) -> WriteResult:

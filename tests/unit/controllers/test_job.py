@@ -21,7 +21,7 @@ from torchrun_controller.controllers.controller import (
 )
 from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RETRY
 from torchrun_controller.reconcile.model.observed import Conflict, Observed
-from torchrun_controller.reconcile.model.plan import Delete, Event, Plan
+from torchrun_controller.reconcile.model.plan import Delete, Event, Plan, StatusWrite
 from unit.controllers.neighbours import (
     GONE,
     KEY,
@@ -44,7 +44,7 @@ def world() -> World:
 
 
 async def test_the_writes_of_a_plan_keep_their_order(world: World) -> None:
-    plan = Plan(applies=(SERVICE,), deletes=(GONE,), status=status("Running"), events=(STARTED,))
+    plan = Plan(writes=(SERVICE, GONE, StatusWrite(status=status("Running"), events=(STARTED,))))
     world.plan = lambda _: plan
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == [SERVICE, GONE, status("Running")]
@@ -68,7 +68,7 @@ async def test_deadlines_come_from_the_plan(world: World) -> None:
 
 
 async def test_no_decision_before_the_cache_shows_our_own_write(world: World) -> None:
-    world.plan = lambda _: Plan(applies=(SERVICE,))
+    world.plan = lambda _: Plan(writes=(SERVICE,))
     await world.reconciler.attempt(KEY)
     assert isinstance(await world.reconciler.attempt(KEY), Behind)
     assert len(world.observations) == 1
@@ -77,7 +77,7 @@ async def test_no_decision_before_the_cache_shows_our_own_write(world: World) ->
 
 
 async def test_the_wait_for_a_cache_is_bounded(world: World) -> None:
-    world.plan = lambda _: Plan(applies=(SERVICE,))
+    world.plan = lambda _: Plan(writes=(SERVICE,))
     await world.reconciler.attempt(KEY)
     world.time += EXPECTATION_TIMEOUT - 0.5
     assert await world.reconciler.attempt(KEY) == Behind(0.5)
@@ -87,7 +87,7 @@ async def test_the_wait_for_a_cache_is_bounded(world: World) -> None:
 
 async def test_a_status_before_deletes_is_written_first(world: World) -> None:
     world.plan = lambda _: Plan(
-        deletes=(GONE,), status_before_deletes=True, status=status("Suspended")
+        writes=(StatusWrite(status=status("Suspended"), required=True), GONE)
     )
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == [status("Suspended"), GONE]
@@ -99,7 +99,9 @@ PODS_OF_THE_GANG = Delete(
 
 
 async def test_a_collection_is_deleted_after_the_status(world: World) -> None:
-    world.plan = lambda _: Plan(deletes=(PODS_OF_THE_GANG, GONE), status=status("Queued"))
+    world.plan = lambda _: Plan(
+        writes=(GONE, StatusWrite(status=status("Queued")), PODS_OF_THE_GANG)
+    )
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == [GONE, status("Queued"), PODS_OF_THE_GANG]
 
@@ -107,9 +109,9 @@ async def test_a_collection_is_deleted_after_the_status(world: World) -> None:
 async def test_a_collection_is_deleted_although_the_status_waits(world: World) -> None:
     world.present[KEY] = observed("Queued")
     world.cache.resource_version = 100
-    world.plan = lambda _: Plan(status=status("Queued", "1/2 ready"))
+    world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Queued", "1/2 ready")),))
     await world.reconciler.attempt(KEY)
-    world.plan = lambda _: Plan(deletes=(PODS_OF_THE_GANG,), status=status("Queued"))
+    world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Queued")), PODS_OF_THE_GANG))
     assert isinstance(await world.reconciler.attempt(KEY), RequeueAfter)
     assert world.log[-1] == PODS_OF_THE_GANG
 
@@ -117,7 +119,7 @@ async def test_a_collection_is_deleted_although_the_status_waits(world: World) -
 async def test_a_gang_is_not_deleted_for_a_replacement_that_is_refused(world: World) -> None:
     world.failures = [RejectedError(REJECTION, permanent=True)]
     world.plan = lambda _: Plan(
-        applies=(SERVICE,), deletes=(PODS_OF_THE_GANG, GONE), status=status("Pending")
+        writes=(SERVICE, GONE, StatusWrite(status=status("Pending")), PODS_OF_THE_GANG)
     )
     await world.reconciler.attempt(KEY)
     assert PODS_OF_THE_GANG not in world.log
@@ -131,10 +133,14 @@ class TestStatus:
     async def test_the_status_waits_for_the_rest_of_the_second(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
-        world.plan = lambda _: Plan(status=status("Running", "1/2 ready"), events=(STARTED,))
+        world.plan = lambda _: Plan(
+            writes=(StatusWrite(status=status("Running", "1/2 ready"), events=(STARTED,)),)
+        )
         assert await world.reconciler.attempt(KEY) == Done()
         world.time += 0.25
-        world.plan = lambda _: Plan(status=status("Running", "2/2 ready"), events=(STARTED,))
+        world.plan = lambda _: Plan(
+            writes=(StatusWrite(status=status("Running", "2/2 ready"), events=(STARTED,)),)
+        )
         assert await world.reconciler.attempt(KEY) == RequeueAfter(0.75)
         assert world.log == [status("Running", "1/2 ready")]
         assert world.events == [STARTED], "events describe the stored status"
@@ -148,10 +154,14 @@ class TestStatus:
     ) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
-        world.plan = lambda _: Plan(status=replace(status("Running", "a"), num_nodes=nodes))
+        world.plan = lambda _: Plan(
+            writes=(StatusWrite(status=replace(status("Running", "a"), num_nodes=nodes)),)
+        )
         assert await world.reconciler.attempt(KEY) == Done()
         assert await world.reconciler.attempt(KEY) == RequeueAfter(seconds)
-        world.plan = lambda _: Plan(status=replace(status("Failed"), num_nodes=nodes))
+        world.plan = lambda _: Plan(
+            writes=(StatusWrite(status=replace(status("Failed"), num_nodes=nodes)),)
+        )
         assert await world.reconciler.attempt(KEY) == Done(), "a new phase is written at once"
 
     @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
@@ -159,7 +169,7 @@ class TestStatus:
         self, world: World, phase: Phase
     ) -> None:
         world.present[KEY] = observed("Running")
-        world.plan = lambda _: Plan(status=status(phase, "too long"))
+        world.plan = lambda _: Plan(writes=(StatusWrite(status=status(phase, "too long")),))
         world.failures = [ApiError(422, "Invalid", "status.message: Too long")] * 100
         world.queue.add(KEY)
         end = world.time + 3600
@@ -174,9 +184,9 @@ class TestStatus:
     async def test_a_change_of_phase_is_written_at_once(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
-        world.plan = lambda _: Plan(status=status("Running", "2/2 ready"))
+        world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Running", "2/2 ready")),))
         await world.reconciler.attempt(KEY)
-        world.plan = lambda _: Plan(status=status("Succeeded"))
+        world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Succeeded")),))
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log[-1] == status("Succeeded")
 
@@ -185,12 +195,14 @@ class TestStatus:
     ) -> None:
         world.busy = True
         world.plan = lambda _: Plan(
-            applies=(SERVICE,), deletes=(GONE,), status=status("Starting"), events=(STARTED,)
+            writes=(SERVICE, GONE, StatusWrite(status=status("Starting"), events=(STARTED,)))
         )
         assert await world.reconciler.attempt(KEY) == RequeueAfter(1)
         assert (world.log, world.events) == ([SERVICE, GONE], [])
         world.cache.resource_version = 1
-        world.plan = lambda _: Plan(status=status("Starting"), events=(STARTED,))
+        world.plan = lambda _: Plan(
+            writes=(StatusWrite(status=status("Starting"), events=(STARTED,)),)
+        )
         assert await world.reconciler.attempt(KEY) == Done(), (
             "nothing was created, so the status is written"
         )
@@ -198,12 +210,7 @@ class TestStatus:
 
     async def test_a_status_before_deletes_is_not_delayed(self, world: World) -> None:
         world.busy = True
-        plan = Plan(
-            applies=(SERVICE,),
-            deletes=(GONE,),
-            status_before_deletes=True,
-            status=status("Suspended"),
-        )
+        plan = Plan(writes=(SERVICE, StatusWrite(status=status("Suspended"), required=True), GONE))
         world.plan = lambda _: plan
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log == [SERVICE, status("Suspended"), GONE]
@@ -211,7 +218,7 @@ class TestStatus:
     async def test_other_writes_are_not_delayed(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100
-        world.plan = lambda _: Plan(applies=(SERVICE,), status=status("Running"))
+        world.plan = lambda _: Plan(writes=(SERVICE, StatusWrite(status=status("Running"))))
         await world.reconciler.attempt(KEY)
         await world.reconciler.attempt(KEY)
         assert world.log == [SERVICE, status("Running"), SERVICE]
@@ -301,7 +308,7 @@ class TestObstacles:
         assert SERVICE in world.log
 
     async def test_a_plan_that_repeats_a_refused_write_is_no_hot_loop(self, world: World) -> None:
-        world.plan = lambda _: Plan(applies=(SERVICE,))
+        world.plan = lambda _: Plan(writes=(SERVICE,))
         world.failures = [RejectedError(REJECTION, permanent=True)]
         world.queue.add(KEY)
         await world.attempts()
@@ -317,7 +324,7 @@ async def test_the_start_is_measured_when_the_job_runs(world: World) -> None:
         status=TorchrunJobStatus(phase="Queued"),
     )
     world.present[KEY] = Observed(job=job)
-    world.plan = lambda _: Plan(status=status("Running"))
+    world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Running")),))
     await world.reconciler.attempt(KEY)
     assert world.value("torchrun_job_start_seconds_sum") == 5
     assert math.isclose(world.value("torchrun_job_start_seconds_count"), 1)

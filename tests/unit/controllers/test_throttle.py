@@ -8,7 +8,7 @@ from torchrun_controller.client.write_errors import UnavailableError
 from torchrun_controller.controllers.controller import Done, Postponed
 from torchrun_controller.controllers.job import PODS_PER_SECOND, THROTTLED_PODS
 from torchrun_controller.reconcile.model.observed import ObservedGang
-from torchrun_controller.reconcile.model.plan import Plan
+from torchrun_controller.reconcile.model.plan import Plan, StatusWrite
 from unit.controllers.neighbours import KEY, REJECTION, World, observed, status
 
 
@@ -39,7 +39,7 @@ async def test_a_small_gang_is_reconciled_at_once() -> None:
 
 async def test_a_failed_reconcile_counts_too() -> None:
     world = with_pods(2 * THROTTLED_PODS)
-    world.plan = lambda _: Plan(status=status("Failed"))
+    world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Failed")),))
     world.failures = [RuntimeError(REJECTION.message)]
     with pytest.raises(RuntimeError):
         await world.reconciler.attempt(KEY)
@@ -59,7 +59,7 @@ async def test_a_replaced_job_is_reconciled_at_once() -> None:
 
 async def test_the_back_off_of_a_large_gang_grows() -> None:
     world = with_pods(2 * THROTTLED_PODS)
-    world.plan = lambda _: Plan(status=status("Failed"))
+    world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Failed")),))
     world.queue.add(KEY)
     for failures in range(1, 12):
         world.failures = [UnavailableError("500")]

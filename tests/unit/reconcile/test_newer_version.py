@@ -9,7 +9,7 @@ import pytest
 from queue_world import QueueWorld, make_trq
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile import Plan
+from torchrun_controller.reconcile import Plan, StatusWrite
 from torchrun_controller.reconcile.queue import QueuePlan
 from torchrun_controller.watch.codec import Codec
 from unit.reconcile.admission.classifying import classify_world
@@ -62,7 +62,7 @@ def test_a_job_that_has_run_is_left_alone_and_reported(make: Callable[[], World]
     world = make()
     world.job = seen(TorchrunJob, world.job, change)
     plan = world.plan()
-    assert plan == Plan(events=plan.events)
+    assert plan == Plan(writes=(StatusWrite(events=plan.events),))
     (event,) = plan.events
     assert (event.type, event.reason) == ("Warning", "Unreadable")
     assert "Upgrade the controller" in event.message

@@ -11,6 +11,7 @@ from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.model.phases import ROWS
+from torchrun_controller.reconcile.model.plan import StatusWrite
 from torchrun_controller.reconcile.spec.resolve import resolve
 from world import World, make_job, make_queue
 
@@ -275,7 +276,7 @@ def test_a_suspension_is_recorded_before_the_gang_is_deleted():
     world = running(numNodes=2)
     world.spec(suspend=True)
     plan = world.step(99)
-    assert plan.status_before_deletes
+    assert plan.writes[0] == StatusWrite(status=plan.status, events=plan.events, required=True)
     assert plan.deletes
     assert world.observed().gang.child_jobs, "a crash before the status has deleted nothing"
     world.settle()

@@ -11,9 +11,10 @@ from torchrun_controller.reconcile.gang import cleanup, gang
 from torchrun_controller.reconcile.gang.decision import Writes, soonest
 from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
 from torchrun_controller.reconcile.gang.state import failure_reason
-from torchrun_controller.reconcile.job import dependencies, refusals, writes
+from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.status import count_beside_head, own_part
+from torchrun_controller.reconcile.job.writes import build_plan
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.model.plan import Delete, Plan
@@ -39,12 +40,7 @@ def job_finished(assessment: Assessment) -> Plan | None:
     deletes, seconds_left = _clean_up(replace(observed, job=past_job), assessment.reliability, now)
     job = observed.job if seconds_left is None else past_job
     composed = _compose(job, observed.gang, observed.refused, now)
-    carried_out = writes.complete(observed, Writes(deletes=deletes))
-    return Plan(
-        deletes=carried_out.deletes,
-        status=None if composed == own_part(observed.job.status) else composed,
-        requeue_after=seconds_left,
-    )
+    return build_plan(assessment, Writes(deletes=deletes), composed, requeue_after=seconds_left)
 
 
 def _clean_up(

@@ -9,7 +9,7 @@ from torchrun_api.core import Pod
 from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.decision import Decision, soonest
-from torchrun_controller.reconcile.job import events, progress, status, writes
+from torchrun_controller.reconcile.job import events, progress, status
 from torchrun_controller.reconcile.job.assess import Assessment, assess
 from torchrun_controller.reconcile.job.endings import (
     deadline_exceeded,
@@ -41,6 +41,7 @@ from torchrun_controller.reconcile.job.running import (
     gang_succeeded,
     service_refused,
 )
+from torchrun_controller.reconcile.job.writes import build_plan
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
@@ -49,7 +50,7 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedWorkspace,
 )
 from torchrun_controller.reconcile.model.phases import ROWS
-from torchrun_controller.reconcile.model.plan import Event, Plan
+from torchrun_controller.reconcile.model.plan import Event, Plan, StatusWrite
 from torchrun_controller.reconcile.model.times import (
     deadline_left,
     sync_left,
@@ -77,7 +78,7 @@ def job_unreadable(assessment: Assessment) -> Plan | None:
         f"This version of the controller cannot read the job: {sentence(problem)} It leaves job"
         " and pods as they are. Upgrade the controller, or correct the field."
     )
-    return Plan(events=(Event("Warning", "Unreadable", message),))
+    return Plan(writes=(StatusWrite(events=(Event("Warning", "Unreadable", message),)),))
 
 
 class Step(Struct, frozen=True):
@@ -153,16 +154,14 @@ def plan(assessment: Assessment, decision: Decision) -> Plan:
         now,
         ran_until=assessment.ran_until,
     )
-    carried_out = writes.complete(observed, decision.writes)
     watched_pods = _watched_pods(observed.gang, observed.workspace)
-    return Plan(
-        applies=carried_out.applies,
-        deletes=carried_out.deletes,
-        status_before_deletes=carried_out.status_before_deletes,
-        status=None if composed == status.own_part(assessment.last_status) else composed,
+    return build_plan(
+        assessment,
+        decision.writes,
+        composed,
         events=events.list_events(assessment.last_status, composed, decision),
         requeue_after=soonest(
-            carried_out.requeue_after,
+            decision.writes.requeue_after,
             nodes.next_loss(observed.cluster.nodes, watched_pods, now),
             fence.next_release(
                 observed.gang, observed.cluster.nodes, policy, assessment.unfenced, now

@@ -1,15 +1,32 @@
-"""The writes of a decision, completed: what earlier gangs have left, without refused writes."""
+"""From the writes of a decision to a Plan: leftovers, refused writes, the order, live checks."""
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-from msgspec.structs import replace
-
+from torchrun_api import names
+from torchrun_api.kinds import CLAIMS, JOBS, PODS
+from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup
 from torchrun_controller.reconcile.gang.decision import Writes
+from torchrun_controller.reconcile.gang.gang import stale_attempts
 from torchrun_controller.reconcile.job import refusals
+from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.status import own_part
 from torchrun_controller.reconcile.model.observed import Observed
-from torchrun_controller.reconcile.model.plan import Delete
+from torchrun_controller.reconcile.model.plan import (
+    Apply,
+    Check,
+    Delete,
+    Event,
+    GangIsGone,
+    JobIsThere,
+    NoPodIsUnseen,
+    Plan,
+    PodIsUnchanged,
+    StatusWrite,
+)
+from torchrun_controller.reconcile.model.times import find_end
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.schedulers import groups
 
 Leftovers: TypeAlias = Callable[[Observed, Writes], tuple[Delete, ...]]
@@ -35,11 +52,95 @@ def headless_jobs(observed: Observed, _: Writes) -> tuple[Delete, ...]:
 LEFTOVERS: tuple[Leftovers, ...] = (resized_jobs, unused_groups, headless_jobs)
 
 
-def complete(observed: Observed, writes: Writes) -> Writes:
-    """Return the writes with the deletion of leftovers, without those that are refused."""
+def build_plan(
+    assessment: Assessment,
+    writes: Writes,
+    composed: TorchrunJobStatus,
+    events: tuple[Event, ...] = (),
+    requeue_after: float | None = None,
+) -> Plan:
+    """Return the Plan of these writes and this status, without the writes that are refused.
+
+    Objects come first, then what is deleted, then the status. Collections come after the status:
+    the API server deletes one pod after the other and answers at the end, for a gang of 1,000 after
+    many seconds, in which the status would not show the failure.
+    """
+    observed = assessment.observed
+    status = None if composed == own_part(assessment.last_status) else composed
     leftovers = (delete for find in LEFTOVERS for delete in find(observed, writes))
-    return replace(
-        writes,
-        applies=refusals.accepted_applies(observed.refused, writes.applies),
-        deletes=refusals.accepted_deletes(observed.refused, (*writes.deletes, *leftovers)),
+    applies = refusals.accepted_applies(observed.refused, writes.applies)
+    deletes = refusals.accepted_deletes(observed.refused, (*writes.deletes, *leftovers))
+    first = () if writes.status_before_deletes else tuple(d for d in deletes if not d.collection)
+    return Plan(
+        checks=find_checks(observed, applies, status),
+        writes=(
+            *applies,
+            *first,
+            StatusWrite(status=status, events=events, required=writes.status_before_deletes),
+            *(delete for delete in deletes if delete not in first),
+        ),
+        requeue_after=requeue_after,
     )
+
+
+def find_checks(
+    observed: Observed, applies: tuple[Apply, ...], status: TorchrunJobStatus | None
+) -> tuple[Check, ...]:
+    """Return what to read before these applies and this status; None for an unchanged status.
+
+    If a job has started and an object is missing in the caches, the job may be deleted, or the Job
+    of its gang may not be in the cache yet, also if the caches show only the pods of a gang. A
+    first start, and a restart after an observed failure, need no read.
+    """
+    created_kinds = {apply.kind for apply in applies if not apply.uid}
+    if not created_kinds and status is None:
+        return ()
+    job, gang, creates_gang = observed.job, observed.gang, JOBS in created_kinds
+    checks: list[Check] = []
+    if job.spec.elastic is not None and creates_gang:
+        checks += [
+            PodIsUnchanged(
+                namespace=pod.metadata.namespace,
+                name=pod.metadata.name,
+                resource_version=pod.metadata.resource_version,
+            )
+            for pod in gang.workers
+            if alive(pod) and not pod.spec.node_name
+        ]
+    namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
+    if status is not None and _releases_quota(job.status, status):
+        pods = (*gang.workers, *gang.stale_pods)
+        uids = frozenset(pod.metadata.uid for pod in pods)
+        checks.append(NoPodIsUnseen(namespace=namespace, job=name, uids=uids))
+
+    older_attempts = stale_attempts(job, gang)
+    newest = max([job.status.attempt, *older_attempts])
+    shows_gang = any(
+        attempt_of(child) >= newest and not child.metadata.terminating for child in gang.child_jobs
+    )
+    ends_gang = status is not None and _ends_gang(job.status, status)
+    if job.status.workers is not None or older_attempts:
+        repeats = not shows_gang and (bool(created_kinds) or ends_gang)
+    else:
+        repeats = job.status.phase == "Syncing" and not created_kinds.isdisjoint((CLAIMS, PODS))
+    if repeats:
+        checks.append(JobIsThere(namespace=namespace, name=name, uid=uid))
+    if repeats and not shows_gang and (creates_gang or ends_gang):
+        child_name = names.child_job(name, newest)
+        checks.append(GangIsGone(namespace=namespace, name=child_name, owner=uid))
+    return tuple(checks)
+
+
+def _releases_quota(before: TorchrunJobStatus, after: TorchrunJobStatus) -> bool:
+    """Whether the new status is the first to report that no pod of a gang runs any more."""
+    has_had_gang = before.workers is not None or before.admission is not None
+    return (
+        has_had_gang and after.phase in ("Suspended", "Preempted") and before.phase != after.phase
+    )
+
+
+def _ends_gang(before: TorchrunJobStatus, after: TorchrunJobStatus) -> bool:
+    """Whether the new status records the end of the present attempt, or a failed job."""
+    number = before.attempt
+    is_new = find_end(before.attempts, number) is None
+    return after.phase == "Failed" or (is_new and find_end(after.attempts, number) is not None)

@@ -1,6 +1,6 @@
 """The output of reconcile: data that can be printed and compared."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -78,17 +78,97 @@ class Event(Struct, frozen=True):
     message: str
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """The writes, in this order: applies, deletes of objects, status, events, other deletes.
+class StatusWrite(Struct, frozen=True, kw_only=True):
+    """The status of the job, and the events that describe its change.
 
-    With `status_before_deletes` the status comes before the deletes, because only the status then
-    records what they delete. `status` is None if the present one is up to date. `requeue_after` is
-    in seconds.
+    `status` is None if the present one is up to date. With `required`, only this status records
+    what later writes delete: they follow once it is written. Any other status may come later if
+    more urgent jobs wait, and later writes do not wait for it.
     """
 
-    applies: tuple[Apply, ...] = ()
-    deletes: tuple[Delete, ...] = ()
-    status_before_deletes: bool = False
     status: TorchrunJobStatus | None = None
     events: tuple[Event, ...] = ()
+    required: bool = False
+
+
+Write: TypeAlias = Apply | Delete | StatusWrite
+
+
+class JobIsThere(Struct, frozen=True, kw_only=True):
+    """The TorchrunJob exists with this UID: the garbage collector would miss what comes later."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+class GangIsGone(Struct, frozen=True, kw_only=True):
+    """No child Job has this name, unless it is being deleted or belongs to somebody else.
+
+    Otherwise a new gang would be a second one, and one that counts as deleted would still run.
+    """
+
+    namespace: str
+    name: str
+    owner: str  # the UID of the TorchrunJob
+
+
+class PodIsUnchanged(Struct, frozen=True, kw_only=True):
+    """A pod without a node has not changed: a gang shrinks only if a pod has no node for a while.
+
+    When a dead watch is replaced, the cache shows the node of one pod before that of the next.
+    """
+
+    namespace: str
+    name: str
+    resource_version: str
+
+
+class NoPodIsUnseen(Struct, frozen=True, kw_only=True):
+    """The gangs of the job have no running pods but these, which are on lost nodes.
+
+    A job that is Suspended or Preempted gives its part of the quota back. If its Job was deleted
+    before the cache showed its pods, they may still run.
+    """
+
+    namespace: str
+    job: str
+    uids: frozenset[str]
+
+
+# What the API server must confirm before the writes, because a cache that lags would make them
+# harmful. Watches may lag after a change of the leader, or until a dead watch is noticed.
+Check: TypeAlias = JobIsThere | GangIsGone | PodIsUnchanged | NoPodIsUnseen
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What is to be done for one job: the checks, and then the writes in this order.
+
+    `requeue_after` is in seconds.
+    """
+
+    checks: tuple[Check, ...] = ()
+    writes: tuple[Write, ...] = ()
     requeue_after: float | None = None
+
+    @property
+    def applies(self) -> tuple[Apply, ...]:
+        """The applies among the writes."""
+        return tuple(write for write in self.writes if isinstance(write, Apply))
+
+    @property
+    def deletes(self) -> tuple[Delete, ...]:
+        """The deletes among the writes."""
+        return tuple(write for write in self.writes if isinstance(write, Delete))
+
+    @property
+    def status(self) -> TorchrunJobStatus | None:
+        """The new status; None if the present one is up to date."""
+        writes = (write.status for write in self.writes if isinstance(write, StatusWrite))
+        return next(writes, None)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events, which are recorded with the status."""
+        writes = (write.events for write in self.writes if isinstance(write, StatusWrite))
+        return next(writes, ())

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api.kinds import JOBS, PODS
+from torchrun_controller.reconcile.model.plan import StatusWrite
 from torchrun_controller.reconcile.pods.nodes import NODES_RETRY
 from unit.reconcile.gang.test_elastic import QUEUE, elastic, place
 from world import ZIP, World, make_job, make_queue
@@ -36,7 +37,7 @@ def test_a_gang_ends_before_the_setup_of_the_next_one():
     world = with_setup()
     world.spec(setup_command="make all", num_nodes=2)
     plan = world.plan()
-    assert plan.status_before_deletes, "else the end of the gang would be a failure"
+    assert isinstance(plan.writes[0], StatusWrite), "else the end of the gang would be a failure"
     assert [(d.kind, d.name, d.grace_seconds) for d in plan.deletes] == [(JOBS, "train", None)]
     world.settle()
     assert world.phase == "Syncing"

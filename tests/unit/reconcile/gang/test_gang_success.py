@@ -6,6 +6,7 @@ from torchrun_api.kinds import JOBS
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile import Plan
 from torchrun_controller.reconcile.gang.restarts import Counts
+from torchrun_controller.reconcile.model.plan import StatusWrite
 from world import World, make_job, make_queue
 
 
@@ -21,12 +22,11 @@ def carry_out_late(world: World, plan: Plan) -> None:
     """The gang succeeds between the reconcile and its writes."""
     world.all_workers("Succeeded")
     world.job_condition("Complete")
-    for apply in plan.applies:
-        world.write(apply)
-    if plan.status_before_deletes:
-        world.write_status(plan.status)
-    for delete in plan.deletes:
-        world.write(delete)
+    for write in plan.writes:
+        if not isinstance(write, StatusWrite):
+            world.write(write)
+        elif write.required:
+            world.write_status(write.status)
 
 
 def test_a_child_job_is_deleted_with_a_precondition():

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api.status import Progress
-from torchrun_controller.reconcile import Defaults, Plan, reconcile
+from torchrun_controller.reconcile import Defaults, Plan, StatusWrite, reconcile
 from world import World, make_job, make_queue
 
 REPORTING = Defaults(runtime_image="runtime:1", progress_url="http://controller:8081")
@@ -42,7 +42,7 @@ def test_the_first_report_is_shown_at_once():
     progress = report(1, world.now)
     report_progress(world, progress)
     assert world.job.status.progress == progress
-    assert report_progress(world, progress) == Plan(requeue_after=None)
+    assert report_progress(world, progress) == Plan(writes=(StatusWrite(),))
 
 
 def test_reports_cost_one_status_write_in_ten_seconds():
@@ -98,7 +98,7 @@ def test_printed_numbers_are_rounded_and_steps_are_exact(reported: float, rounde
     )
     expected = replace(progress, loss=rounded, samples_per_second=rounded)
     assert shown(world, progress) == expected
-    assert report_progress(world, progress) == Plan(requeue_after=None)
+    assert report_progress(world, progress) == Plan(writes=(StatusWrite(),))
 
 
 def test_the_rate_is_an_average_of_the_last_minute():
