@@ -56,8 +56,9 @@ from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability, resolve_reliability
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve
 from torchrun_controller.reconcile.spec.validation import validate
-from torchrun_controller.reconcile.workspace import preparation, setup
+from torchrun_controller.reconcile.workspace import setup
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
+from torchrun_controller.reconcile.workspace.preparation import prepare_next_gang
 
 
 def invalid_spec(problem: str) -> Reason:
@@ -195,8 +196,9 @@ def assess(observed: Observed, now: datetime, defaults: Defaults) -> Assessment:
     is_stopped = job.spec.suspend or admission_status.preempted(job)
     may_follow = backoff is None and (end is None or not end.fails_job)
     if has_ended and may_follow and not is_stopped:
-        inherited = _inherit(observed, now, state, outlook, history, end, survivors)
-        next_attempt = _prepare(observed, now, defaults, inherited)
+        next_attempt = _assess_next(
+            observed, now, defaults, state, outlook, history, end, survivors
+        )
     return Assessment(
         observed=observed,
         now=now,
@@ -389,52 +391,45 @@ def _why_blocked(state: State, why: Reason) -> Reason | None:
     return None if is_kept or why.reason not in BLOCKED_REASONS else why
 
 
-def _inherit(
+def _assess_next(
     observed: Observed,
     now: datetime,
+    defaults: Defaults,
     state: GangState | None,
     outlook: Outlook,
     history: History,
     end: GangEnd | None,
     survivors: tuple[Delete, ...],
 ) -> NextAttempt:
-    """Return what the next gang inherits from the last one, if there was one."""
-    size = elastic.size_of_next_gang(observed, None if state is None else observed.gang, now)
-    if end is None:
-        return NextAttempt(history=history, size=size, survivors=survivors)
-    requires_another = state is not None or end.attempt.reason not in INTENDED_ENDS
+    """Return what the next gang inherits from the last one, if there was one, and what it lacks.
+
+    Queue and dependencies do not matter any more once there was a gang.
+    """
+    job, queue, cause = observed.job, observed.queue, None
+    last_gang = None if state is None else observed.gang
+    size = outlook.size or elastic.size_of_next_gang(observed, last_gang, now)
+    if end is not None and (state is not None or end.attempt.reason not in INTENDED_ENDS):
+        cause = end.attempt
+    unmet_dependencies, preparation, spec_problem = None, None, None
+    if not gang.was_created(job, observed.gang):
+        unmet_dependencies = find_unmet(job, observed.parents, observed.waits_for)
+    if queue is not None and not job.invalid:
+        try:
+            preparation = _prepare(observed, queue, now, defaults, size)
+        except InvalidSpecError as error:
+            spec_problem = invalid_spec(str(error))
     return NextAttempt(
-        history=end.history,
-        cause=end.attempt if requires_another else None,
+        history=history if end is None else end.history,
+        cause=cause,
         survivors=survivors,
-        size=outlook.size or size,
+        size=size,
+        unmet_dependencies=unmet_dependencies,
+        spec_problem=spec_problem,
+        preparation=preparation,
     )
 
 
 def _prepare(
-    observed: Observed, now: datetime, defaults: Defaults, inherited: NextAttempt
-) -> NextAttempt:
-    """Return the next attempt with what it lacks: dependencies, a valid spec, the workspace.
-
-    Queue and dependencies do not matter any more once there was a gang.
-    """
-    job, queue = observed.job, observed.queue
-    unmet = None
-    if not gang.was_created(job, observed.gang):
-        unmet = find_unmet(job, observed.parents, observed.waits_for)
-    next_attempt = replace(inherited, unmet_dependencies=unmet)
-    if queue is None or job.invalid:
-        return next_attempt
-    try:
-        return replace(
-            next_attempt,
-            preparation=_prepare_spec(observed, queue, now, defaults, next_attempt.size),
-        )
-    except InvalidSpecError as error:
-        return replace(next_attempt, spec_problem=invalid_spec(str(error)))
-
-
-def _prepare_spec(
     observed: Observed,
     queue: TorchrunQueue,
     now: datetime,
@@ -442,28 +437,6 @@ def _prepare_spec(
     size: GangSize | None,
 ) -> Preparation:
     """Return the spec of the next gang, its scheduler, and the next step of its workspace.
-
-    Raises:
-        InvalidSpecError: the spec of job or queue is invalid.
-    """
-    spec = resolve(observed.job, queue)
-    if size is not None:
-        spec = replace(spec, size=replace(spec.size, nodes=size.nodes))
-    choice = _check_spec(observed, queue, spec, defaults)
-    workspace = preparation.prepare_next_gang(observed, spec.workspace, now, defaults)
-    if workspace.served is not None:
-        assert spec.workspace is not None
-        spec = replace(spec, workspace=replace(spec.workspace, served=workspace.served))
-    environment = environment_of(spec, workspace.content)
-    if environment is not None and workspace.state is SyncState.READY:
-        workspace = setup.prepare(observed, spec, environment, now, defaults, workspace)
-    return Preparation(spec=spec, choice=choice, workspace=workspace, environment=environment)
-
-
-def _check_spec(
-    observed: Observed, queue: TorchrunQueue, spec: ResolvedSpec, defaults: Defaults
-) -> Choice:
-    """Return the gang scheduler of a valid spec.
 
     The rules apply to what is new: a spec that had a gang restarts as it is.
 
@@ -475,6 +448,17 @@ def _check_spec(
         raise InvalidSpecError(f"TorchrunQueue {queue.metadata.name} is invalid: {queue.invalid}")
     if gang.has_new_spec(job, observed.gang):
         validate(job, queue)
+    spec = resolve(job, queue)
+    if size is not None:
+        spec = replace(spec, size=replace(spec.size, nodes=size.nodes))
     for role in roles_of(spec):
         worker_template(job, queue, spec, None, 0, "", defaults, role)
-    return choose(queue, observed.cluster.installed, job)
+    choice = choose(queue, observed.cluster.installed, job)
+    workspace = prepare_next_gang(observed, spec.workspace, now, defaults)
+    if workspace.served is not None:
+        assert spec.workspace is not None
+        spec = replace(spec, workspace=replace(spec.workspace, served=workspace.served))
+    environment = environment_of(spec, workspace.content)
+    if environment is not None and workspace.state is SyncState.READY:
+        workspace = setup.prepare(observed, spec, environment, now, defaults, workspace)
+    return Preparation(spec=spec, choice=choice, workspace=workspace, environment=environment)
