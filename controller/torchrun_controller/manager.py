@@ -32,8 +32,8 @@ from torchrun_controller.client.events import EventRecorder
 from torchrun_controller.clock import Clock
 from torchrun_controller.controllers.admission import AdmissionReconciler
 from torchrun_controller.controllers.controller import Controller
+from torchrun_controller.controllers.decision_log import reconcile_logged
 from torchrun_controller.controllers.job import JobReconciler
-from torchrun_controller.controllers.observed_log import reconcile_logged
 from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.leader import Leadership, NotLeader

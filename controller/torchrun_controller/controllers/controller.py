@@ -21,7 +21,6 @@ from torchrun_controller.client.write_errors import (
     SupersededError,
     UnavailableError,
 )
-from torchrun_controller.controllers.throttle import Throttle
 from torchrun_controller.leader import NotLeader
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.workqueue import AsyncWorkQueue, ShutDownError
@@ -182,6 +181,36 @@ class Controller(Generic[K]):
 
     def _key_fields(self, key: K) -> dict[str, str]:
         return {self.name: key_text(key)}
+
+
+class Throttle(Generic[K]):
+    """Delays an action that follows another too closely. `clock` is monotonic, in seconds.
+
+    Holds a time for each key since its last action, at most one for each existing object.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next: dict[K, float] = {}
+
+    def delay(self, key: K) -> float | None:
+        """Return the seconds until the next action; None if it may begin now."""
+        until = self._next.get(key)
+        if until is None:
+            return None
+        remaining = until - self._clock()
+        if remaining > 0:
+            return remaining
+        del self._next[key]
+        return None
+
+    def record(self, key: K, interval: float) -> None:
+        """Record an action. The next one may begin after `interval` seconds."""
+        self._next[key] = self._clock() + interval
+
+    def forget(self, key: K) -> None:
+        """Do not delay the next action: the object is gone or replaced."""
+        self._next.pop(key, None)
 
 
 def log_fields(kind: str, about: UserObject) -> dict[str, str]:

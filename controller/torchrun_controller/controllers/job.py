@@ -18,18 +18,17 @@ from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import NameConflictError, RejectedError
-from torchrun_controller.controllers import audit_log, live_reads
+from torchrun_controller.controllers import decision_log, live_reads
 from torchrun_controller.controllers.controller import (
     Done,
     Outcome,
     Postponed,
     RequeueAfter,
     Terminal,
+    Throttle,
     log_fields,
 )
-from torchrun_controller.controllers.refusals import Refusals, is_refusal
-from torchrun_controller.controllers.throttle import Throttle
-from torchrun_controller.controllers.unwritten_status import UnwrittenStatuses
+from torchrun_controller.controllers.refusals import Refusals, UnwrittenStatuses, is_refusal
 from torchrun_controller.controllers.writes import STATUS_INTERVAL, EventSink, Throttled, Writes
 from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.registry import Metrics
@@ -266,7 +265,7 @@ class JobReconciler:
 
 
 def _log_status(job: TorchrunJob, status: TorchrunJobStatus) -> None:
-    fields, lines = log_fields("job", job), audit_log.status_lines(job.status, status)
+    fields, lines = log_fields("job", job), decision_log.status_lines(job.status, status)
     for line in lines:
         log.info(line.event, **fields, **line.fields)
     if not lines:

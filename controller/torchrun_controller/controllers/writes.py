@@ -10,9 +10,8 @@ from torchrun_api.kinds import Kind, UserObject, kind_of
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client.apply import Status, WriteResult
-from torchrun_controller.controllers import audit_log
-from torchrun_controller.controllers.controller import Behind
-from torchrun_controller.controllers.throttle import Throttle
+from torchrun_controller.controllers import decision_log
+from torchrun_controller.controllers.controller import Behind, Throttle
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 
@@ -97,7 +96,7 @@ class Writes(Generic[K]):
         if result is None or not result.created:
             log.debug("object changed", **fields, object=object_name)
             return False
-        line = audit_log.creation_line(write)
+        line = decision_log.creation_line(write)
         log.info(line.event, **fields, **line.fields)
         return True
 

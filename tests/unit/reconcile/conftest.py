@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from torchrun_api.kinds import JOBS
-from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.decisions import Decision
 from torchrun_controller.reconcile.job.status import OWN_CONDITIONS
 from torchrun_controller.reconcile.job.steps import Step
 from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, Pods

@@ -6,15 +6,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import PHASES, TERMINAL, Attempt, TorchrunJobStatus, UnfencedWorker
+from torchrun_api.status import (
+    PHASES,
+    TERMINAL,
+    Attempt,
+    LastFailure,
+    TorchrunJobStatus,
+    UnfencedWorker,
+)
 from torchrun_api.unsupported import etcd_without_endpoint
 from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gang
-from torchrun_controller.reconcile.gang.decision import History
 from torchrun_controller.reconcile.gang.elastic import GangSize, Outlook
 from torchrun_controller.reconcile.gang.failures import Failure, choose_cause
 from torchrun_controller.reconcile.gang.gang import roles_of
 from torchrun_controller.reconcile.gang.restarts import (
     INTENDED_ENDS,
+    Counts,
     FailureAction,
     NewRestarts,
     RestartDelay,
@@ -64,6 +71,18 @@ from torchrun_controller.reconcile.workspace.preparation import prepare_next_gan
 def invalid_spec(problem: str) -> Reason:
     """Return the reason of a job whose spec is invalid."""
     return Reason("InvalidSpec", sentence(problem))
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """The records of attempts for the status: the new counts, new ends, and the root cause.
+
+    `restarts_in_place` are those of the present attempt.
+    """
+
+    restarts_in_place: int = 0
+    counts: Counts = Counts()
+    ends: tuple[Attempt, ...] = ()
+    failure: LastFailure | None = None
 
 
 class GangEnd(Struct, frozen=True, kw_only=True):

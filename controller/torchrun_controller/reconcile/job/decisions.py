@@ -1,23 +1,71 @@
-"""How steps build their decisions, and when a decision returns an admission that is not used."""
+"""The decision of a step: a state, writes, and the records of the status.
+
+Each step builds its own. A decision also returns an admission that the job does not use.
+"""
 
 from datetime import datetime, timedelta
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, History, Writes
-from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.assess import Assessment, History
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, linked
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.model.phases import ROWS, Hold, State
-from torchrun_controller.reconcile.model.plan import Event
-from torchrun_controller.reconcile.model.times import whole_attempts
+from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
+from torchrun_controller.reconcile.model.times import soonest, whole_attempts
 from torchrun_controller.reconcile.pods.head_and_workers import resumption_of
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 # How long an admission is kept without use. Large images take up to 20 minutes to pull.
 START_LIMIT = timedelta(minutes=30)
+
+
+class Writes(Struct, frozen=True, kw_only=True):
+    """The writes of a decision, as in `Plan`. `requeue_after` is in seconds."""
+
+    applies: tuple[Apply, ...] = ()
+    deletes: tuple[Delete, ...] = ()
+    status_before_deletes: bool = False
+    requeue_after: float | None = None
+
+    def and_also(
+        self,
+        *,
+        applies: tuple[Apply, ...] = (),
+        deletes: tuple[Delete, ...] = (),
+        requeue_after: float | None = None,
+    ) -> "Writes":
+        """Return these writes and more, each once, with the sooner of the two times."""
+        return replace(
+            self,
+            applies=(*self.applies, *(a for a in applies if a not in self.applies)),
+            deletes=(*self.deletes, *(d for d in deletes if d not in self.deletes)),
+            requeue_after=soonest(self.requeue_after, requeue_after),
+        )
+
+
+NO_WRITES = Writes()
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """The decision of a step. `attempt` is the number of the present or the new attempt.
+
+    `spec` is the spec of the next gang, or of a gang without a status. `conditions` are set in
+    addition to that of `state`. `commit` is the commit of the workspace. `warning` is an event for
+    a change of the state.
+    """
+
+    state: State
+    why: Reason
+    attempt: int
+    spec: ResolvedSpec | None = None
+    conditions: tuple[ConditionUpdate, ...] = ()
+    writes: Writes = Writes()
+    history: History = History()
+    commit: str = ""
+    warning: Event | None = None
 
 
 class Known(Struct, frozen=True, kw_only=True):

@@ -10,13 +10,15 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.status import Attempt
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
-from torchrun_controller.reconcile.gang.decision import NO_WRITES, Decision, History, Writes
 from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
 from torchrun_controller.reconcile.gang.restarts import START_TIMEOUT
-from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.assess import Assessment, History
 from torchrun_controller.reconcile.job.decisions import (
+    NO_WRITES,
     NOTHING,
     START_LIMIT,
+    Decision,
+    Writes,
     decide,
     seconds_to_start,
 )

@@ -2,10 +2,11 @@
 
 from torchrun_api import names
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.restarts import restart_events
 from torchrun_controller.reconcile.gang.state import STARTING
-from torchrun_controller.reconcile.job import refusals, scheduled
+from torchrun_controller.reconcile.job import refusals
+from torchrun_controller.reconcile.job.decisions import Decision
+from torchrun_controller.reconcile.job.status import TROUBLE_REASONS
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Event
 
@@ -59,7 +60,7 @@ def _change_events(
     why, state = decision.why, decision.state
     if before.phase == composed.phase and before.reason == why.reason:
         return []
-    is_trouble = state in TROUBLE or why.reason in scheduled.TROUBLE_REASONS
+    is_trouble = state in TROUBLE or why.reason in TROUBLE_REASONS
     event = Event("Warning" if is_trouble else "Normal", why.reason, why.message)
     # The child Job and its pods have events of their own for a usual start.
     events = [event] if why.reason != STARTING or is_trouble else []

@@ -8,17 +8,17 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.kinds import TORCHRUN_JOBS
 from torchrun_api.status import TERMINAL, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup, gang
-from torchrun_controller.reconcile.gang.decision import Writes, soonest
 from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
 from torchrun_controller.reconcile.gang.state import failure_reason
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.decisions import Writes
 from torchrun_controller.reconcile.job.status import count_beside_head, own_part
 from torchrun_controller.reconcile.job.writes import build_plan
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, RefusedWrites
 from torchrun_controller.reconcile.model.plan import Delete, Plan
-from torchrun_controller.reconcile.model.times import without_future_end
+from torchrun_controller.reconcile.model.times import soonest, without_future_end
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.workspace.sync_pods import end_preparations

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
-from torchrun_controller.reconcile.gang.decision import Decision, Writes
 from torchrun_controller.reconcile.gang.failures import Cause
 from torchrun_controller.reconcile.gang.gang import build_child_jobs
 from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
@@ -18,7 +17,13 @@ from torchrun_controller.reconcile.job.assess import (
     Preparation,
     invalid_spec,
 )
-from torchrun_controller.reconcile.job.decisions import Known, decide, decide_on_next
+from torchrun_controller.reconcile.job.decisions import (
+    Decision,
+    Known,
+    Writes,
+    decide,
+    decide_on_next,
+)
 from torchrun_controller.reconcile.job.running import missing_checkpoints
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import pods_are, sentence
@@ -245,11 +250,9 @@ def gang_refused(assessment: Assessment) -> Decision | None:
     refusal = refusals.find_first(refused, new_gang.applies)
     latest = gang.latest_attempt(job, assessment.observed.gang)
     refusal = refusal or refusals.find_refused_gang(refused, job, latest)
-    return (
-        None
-        if refusal is None
-        else decide_on_next(assessment, *refusal, _with_dependencies(assessment))
-    )
+    if refusal is None:
+        return None
+    return decide_on_next(assessment, *refusal, _with_dependencies(assessment))
 
 
 def create_gang(assessment: Assessment) -> Decision:

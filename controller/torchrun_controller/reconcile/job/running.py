@@ -4,17 +4,17 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gate
-from torchrun_controller.reconcile.gang.decision import Decision, Writes, soonest
 from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT, describe_limit
 from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
-from torchrun_controller.reconcile.job.decisions import NOTHING, Known, decide
+from torchrun_controller.reconcile.job.decisions import NOTHING, Decision, Known, Writes, decide
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang, ObservedWorkspace
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.plan import Apply
+from torchrun_controller.reconcile.model.times import soonest
 from torchrun_controller.reconcile.objects import volumes
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve

@@ -1,5 +1,6 @@
 """The status of a job: phase, conditions, counts, and the message of the Reason column."""
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -9,15 +10,28 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.reliability import QueuePolicy
-from torchrun_api.status import TERMINAL, TorchrunJobStatus, UnfencedWorker, WorkersStatus
+from torchrun_api.status import (
+    TERMINAL,
+    TorchrunJobStatus,
+    WorkersStatus,
+)
 from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence
-from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.gang.gang import accepted_generation, find_completed_job
-from torchrun_controller.reconcile.job import dependencies, progress, refusals, scheduled
-from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
-from torchrun_controller.reconcile.model.messages import sentence
+from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT
+from torchrun_controller.reconcile.job import dependencies, progress, refusals
+from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.decisions import Decision
+from torchrun_controller.reconcile.model.conditions import (
+    ADMITTED,
+    BLOCKED_REASONS,
+    ConditionUpdate,
+    Reason,
+    find_condition,
+    update,
+)
+from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import ROWS, Row, State
 from torchrun_controller.reconcile.model.times import (
@@ -28,7 +42,12 @@ from torchrun_controller.reconcile.model.times import (
 )
 from torchrun_controller.reconcile.placement import nodes_to_avoid, nodes_with_checkpoints
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, count_workers
+from torchrun_controller.reconcile.pods.lifecycle import (
+    alive,
+    attempt_of,
+    count_scheduled,
+    count_workers,
+)
 from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.spec.reliability import queue_policy
 from torchrun_controller.reconcile.workspace import claims as job_claims
@@ -37,7 +56,12 @@ from torchrun_controller.reconcile.workspace import delivery, reload
 # The back-off counts the early failures among them: it reaches its cap after seven.
 KEPT_ATTEMPTS = 10
 MOST_HOSTS = 1024  # more names in an affinity would not help the scheduler
-DISTRIBUTED = "Distributed"
+DISTRIBUTED, SCHEDULED = "Distributed", "Scheduled"
+# Reasons of a waiting gang that need an action of a user or an administrator.
+TROUBLE_REASONS = BLOCKED_REASONS | {
+    *("Unschedulable", "GangUnschedulable", "QuotaExceeded", "JobSuspended", "Restarting"),
+    *("WaitingForFence", "ClaimTerminating", "SetupPodLost", AWAITING_EDIT),
+}
 # Conditions that exist only while there is something to warn of or to request.
 WARNINGS = frozenset(
     {
@@ -53,27 +77,17 @@ TRAINS_ALONE = Reason(
     " is.",
 )
 # Other managers may add conditions of their own types. Only these are written, and so owned.
-OWN_CONDITIONS = WARNINGS | {*(row.condition for row in ROWS.values()), scheduled.SCHEDULED}
+OWN_CONDITIONS = WARNINGS | {*(row.condition for row in ROWS.values()), SCHEDULED}
 QUEUE_FOUND = ConditionUpdate("QueueReady", "True", Reason("QueueFound", "The queue exists."))
 NOT_SCHEDULED = Reason("NotScheduled", "The job has no gang.")
 NOT_RUNNING = Reason("NotRunning", "No pod is running.")
 NOT_SUSPENDED = Reason("NotSuspended", "spec.suspend is false.")
 
 
-def compose(
-    observed: Observed,
-    decision: Decision,
-    row: Row,
-    unfenced: tuple[UnfencedWorker, ...],
-    now: datetime,
-    *,
-    ran_until: datetime,
-) -> TorchrunJobStatus:
-    """Return the status that explains the decision.
-
-    `ran_until` is when the gang of the last status stopped, or now.
-    """
-    job, last_status = observed.job, observed.job.status
+def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
+    """Return the status that explains the decision."""
+    observed, now, unfenced = assessment.observed, assessment.now, assessment.unfenced
+    job, last_status, row = observed.job, observed.job.status, ROWS[decision.state]
     phase = row.phase or last_status.phase
     nodes, workers = _workers(job, observed.gang, decision)
     is_terminal = phase in TERMINAL
@@ -108,7 +122,7 @@ def compose(
         restarts=counts.restarts,
         restarts_in_place=decision.history.restarts_in_place,
         disruptions=counts.disruptions,
-        running_seconds=round(seconds_run(last_status, ran_until))
+        running_seconds=round(seconds_run(last_status, assessment.ran_until))
         if phase != "Running"
         else last_status.running_seconds,
         attempts=attempts,
@@ -220,9 +234,9 @@ def _conditions(
     if observed.queue is not None:
         updates["QueueReady"] = QUEUE_FOUND
     if observed.gang.child_jobs or decision.state is State.READY:
-        updates["Scheduled"] = scheduled.build_condition(observed.gang, decision, nodes, updates)
-    elif "Scheduled" in updates and row.phase is not None and row.phase not in TERMINAL:
-        updates["Scheduled"] = _build("Scheduled", holds=False, why=NOT_SCHEDULED)
+        updates[SCHEDULED] = _build_scheduled(observed.gang, decision, nodes, updates)
+    elif SCHEDULED in updates and row.phase is not None and row.phase not in TERMINAL:
+        updates[SCHEDULED] = _build(SCHEDULED, holds=False, why=NOT_SCHEDULED)
     _set_phase_conditions(updates, observed.job.status.conditions, decision, row)
     for warning in _warnings(observed, decision, nodes):
         updates[warning.type] = warning
@@ -274,7 +288,7 @@ def _set_phase_conditions(
         updates["Suspended"] = _build("Suspended", holds=False, why=NOT_SUSPENDED)
     why = decision.why
     if row.condition == "Running":
-        why = scheduled.refer(why, updates, conditions)
+        why = _refer(why, updates, conditions)
     updates[row.condition] = ConditionUpdate(row.condition, row.status, why)
 
 
@@ -300,3 +314,67 @@ def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[Condit
 
 def _build(kind: str, *, holds: bool, why: Reason) -> ConditionUpdate:
     return ConditionUpdate(kind, "True" if holds else "False", why)
+
+
+def _build_scheduled(
+    gang: ObservedGang, decision: Decision, nodes: int, updates: Mapping[str, ConditionUpdate]
+) -> ConditionUpdate:
+    """Return the condition Scheduled of a gang of `nodes` pods; `updates` are the others."""
+    scheduled_count = _scheduled_count(gang, decision, nodes)
+    why = _without_size(_why_placed(decision, scheduled_count, nodes), updates)
+    return ConditionUpdate(SCHEDULED, "True" if scheduled_count == nodes else "False", why)
+
+
+def _scheduled_count(gang: ObservedGang, decision: Decision, nodes: int) -> int:
+    """Return the number of workers that have a node."""
+    match decision.state:
+        case State.READY | State.BACKING_OFF:
+            return 0
+        case State.GANG_SUCCEEDED:
+            return nodes  # the cache of pods may lag behind that of Jobs
+        case _:
+            return count_scheduled(gang.workers)
+
+
+def _why_placed(decision: Decision, scheduled_count: int, nodes: int) -> Reason:
+    """Return how many workers have a node, and why the others have none, if known."""
+    if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no node
+        return Reason(decision.why.reason, "The pods are created again after the back-off.")
+    if scheduled_count == nodes:
+        return Reason("WorkersScheduled", f"{pods_are(scheduled_count, nodes)} scheduled.")
+    why = decision.why
+    has_trouble = why.reason in TROUBLE_REASONS and why.reason != "Restarting"
+    if decision.state is State.GANG_STARTING and has_trouble:
+        return why
+    return Reason("WorkersWaiting", f"{pods_are(scheduled_count, nodes)} scheduled.")
+
+
+def _without_size(why: Reason, updates: Mapping[str, ConditionUpdate]) -> Reason:
+    """Return the reason without the message of the condition FullSize, which has it in full."""
+    size = updates.get(FULL_SIZE)
+    text = why.message.removesuffix(f" {size.why.message}") if size is not None else why.message
+    return Reason(why.reason, text)
+
+
+def _refer(
+    why: Reason, updates: Mapping[str, ConditionUpdate], conditions: tuple[Condition, ...]
+) -> Reason:
+    """Return the reason for Running, without what other conditions of the job have in full."""
+    scheduled_update, size_update = updates.get(SCHEDULED), updates.get(FULL_SIZE)
+    admission = find_condition(conditions, ADMITTED)
+    if size_update is not None and _contains(size_update.why, why):
+        return Reason(why.reason, "All pods are running. See the condition FullSize.")
+    if admission is not None and admission.status == "False" and admission.message == why.message:
+        return Reason(why.reason, "The job is not admitted. See the condition Admitted.")
+    own_why = _without_size(why, updates)
+    if scheduled_update is None:
+        return own_why
+    if scheduled_update.why == own_why:
+        return Reason(why.reason, "Not all pods are scheduled. See the condition Scheduled.")
+    # How many pods have a node is followed by why the others do not run.
+    return Reason(why.reason, own_why.message.removeprefix(f"{scheduled_update.why.message} "))
+
+
+def _contains(whole: Reason, part: Reason) -> bool:
+    """Whether the message of `whole` starts with that of `part`, and the reasons are equal."""
+    return whole.reason == part.reason and whole.message.startswith(part.message)

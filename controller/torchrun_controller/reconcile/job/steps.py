@@ -5,12 +5,11 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from torchrun_api.core import Pod
-from torchrun_api.status import TERMINAL, Phase, TorchrunJobStatus
+from torchrun_api.status import TERMINAL, Phase
 from torchrun_controller.reconcile.gang import fence
-from torchrun_controller.reconcile.gang.decision import Decision, soonest
 from torchrun_controller.reconcile.job import events, progress, status
 from torchrun_controller.reconcile.job.assess import Assessment, assess
+from torchrun_controller.reconcile.job.decisions import Decision
 from torchrun_controller.reconcile.job.endings import (
     deadline_exceeded,
     preempted,
@@ -46,18 +45,15 @@ from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
     Observed,
-    ObservedGang,
-    ObservedWorkspace,
 )
-from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.model.plan import Event, Plan, StatusWrite
 from torchrun_controller.reconcile.model.times import (
     deadline_left,
+    soonest,
     sync_left,
 )
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
-from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
 
 def job_deleted(assessment: Assessment) -> Plan | None:
@@ -146,15 +142,13 @@ def first_decision(assessment: Assessment) -> Decision | Plan:
 def plan(assessment: Assessment, decision: Decision) -> Plan:
     """Return the Plan of a decision: its writes, its status, and when to reconcile again."""
     observed, now, policy = assessment.observed, assessment.now, assessment.reliability
-    composed = status.compose(
-        observed,
-        decision,
-        ROWS[decision.state],
-        assessment.unfenced,
-        now,
-        ran_until=assessment.ran_until,
-    )
-    watched_pods = _watched_pods(observed.gang, observed.workspace)
+    composed = status.compose(assessment, decision)
+    # Those for which the loss of their node makes a difference.
+    helper_pods = filter(alive, (*observed.workspace.sync_pods, *observed.workspace.setup_pods))
+    pods = (*observed.gang.workers, *observed.gang.stale_pods, *helper_pods)
+    time_to_live = None
+    if composed.phase in TERMINAL and policy.time_to_live is not None:
+        time_to_live = max(policy.time_to_live.total_seconds(), 1.0)
     return build_plan(
         assessment,
         decision.writes,
@@ -162,25 +156,13 @@ def plan(assessment: Assessment, decision: Decision) -> Plan:
         events=events.list_events(assessment.last_status, composed, decision),
         requeue_after=soonest(
             decision.writes.requeue_after,
-            nodes.next_loss(observed.cluster.nodes, watched_pods, now),
+            nodes.next_loss(observed.cluster.nodes, pods, now),
             fence.next_release(
                 observed.gang, observed.cluster.nodes, policy, assessment.unfenced, now
             ),
             sync_left(composed, policy.sync_timeout, now),
             deadline_left(composed, policy.deadline, now),
-            _time_to_live(composed, policy),
+            time_to_live,
             progress.next_report(composed.progress, observed.gang.progress, now),
         ),
     )
-
-
-def _watched_pods(gang: ObservedGang, workspace: ObservedWorkspace) -> tuple[Pod, ...]:
-    """Return the pods for which the loss of their node makes a difference."""
-    helper_pods = filter(alive, (*workspace.sync_pods, *workspace.setup_pods))
-    return (*gang.workers, *gang.stale_pods, *helper_pods)
-
-
-def _time_to_live(composed: TorchrunJobStatus, reliability: ResolvedReliability) -> float | None:
-    if composed.phase not in TERMINAL or reliability.time_to_live is None:
-        return None
-    return max(reliability.time_to_live.total_seconds(), 1.0)

@@ -7,10 +7,10 @@ from torchrun_api import names
 from torchrun_api.kinds import CLAIMS, JOBS, PODS
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup
-from torchrun_controller.reconcile.gang.decision import Writes
 from torchrun_controller.reconcile.gang.gang import stale_attempts
 from torchrun_controller.reconcile.job import refusals
 from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.decisions import Writes
 from torchrun_controller.reconcile.job.status import own_part
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import (

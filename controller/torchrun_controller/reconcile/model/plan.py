@@ -1,4 +1,7 @@
-"""The output of reconcile: data that can be printed and compared."""
+"""The output of reconcile: data that can be printed and compared.
+
+Tags name the writes and checks in print: `python -m observed_log` in `tests` prints Plans.
+"""
 
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +13,7 @@ from torchrun_api.meta import ChildMeta, ObjectMeta
 from torchrun_api.status import TorchrunJobStatus
 
 
-class Apply(Struct, frozen=True):
+class Apply(Struct, frozen=True, tag=True):
     """Server-side apply of one object. Without a UID the object must not exist yet.
 
     With `merge` it is a merge patch instead: an apply removes no entry of a set that another
@@ -30,7 +33,7 @@ class Apply(Struct, frozen=True):
         return str(metadata["name"])
 
 
-class Delete(Struct, frozen=True, kw_only=True):
+class Delete(Struct, frozen=True, kw_only=True, tag=True):
     """Deletion of exactly the object with this UID.
 
     With `collection`, name and UID are those of a Job, and its pods that have not ended are deleted
@@ -78,7 +81,7 @@ class Event(Struct, frozen=True):
     message: str
 
 
-class StatusWrite(Struct, frozen=True, kw_only=True):
+class StatusWrite(Struct, frozen=True, kw_only=True, tag=True):
     """The status of the job, and the events that describe its change.
 
     `status` is None if the present one is up to date. With `required`, only this status records
@@ -94,7 +97,7 @@ class StatusWrite(Struct, frozen=True, kw_only=True):
 Write: TypeAlias = Apply | Delete | StatusWrite
 
 
-class JobIsThere(Struct, frozen=True, kw_only=True):
+class JobIsThere(Struct, frozen=True, kw_only=True, tag=True):
     """The TorchrunJob exists with this UID: the garbage collector would miss what comes later."""
 
     namespace: str
@@ -102,7 +105,7 @@ class JobIsThere(Struct, frozen=True, kw_only=True):
     uid: str
 
 
-class GangIsGone(Struct, frozen=True, kw_only=True):
+class GangIsGone(Struct, frozen=True, kw_only=True, tag=True):
     """No child Job has this name, unless it is being deleted or belongs to somebody else.
 
     Otherwise a new gang would be a second one, and one that counts as deleted would still run.
@@ -113,7 +116,7 @@ class GangIsGone(Struct, frozen=True, kw_only=True):
     owner: str  # the UID of the TorchrunJob
 
 
-class PodIsUnchanged(Struct, frozen=True, kw_only=True):
+class PodIsUnchanged(Struct, frozen=True, kw_only=True, tag=True):
     """A pod without a node has not changed: a gang shrinks only if a pod has no node for a while.
 
     When a dead watch is replaced, the cache shows the node of one pod before that of the next.
@@ -124,7 +127,7 @@ class PodIsUnchanged(Struct, frozen=True, kw_only=True):
     resource_version: str
 
 
-class NoPodIsUnseen(Struct, frozen=True, kw_only=True):
+class NoPodIsUnseen(Struct, frozen=True, kw_only=True, tag=True):
     """The gangs of the job have no running pods but these, which are on lost nodes.
 
     A job that is Suspended or Preempted gives its part of the quota back. If its Job was deleted

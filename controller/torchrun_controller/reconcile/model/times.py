@@ -153,3 +153,8 @@ def since_resumption(job: TorchrunJob, resumed_at: datetime | None, now: datetim
 
 def _past(time: datetime | None, now: datetime) -> datetime | None:
     return time if time is None or time <= now else now
+
+
+def soonest(*seconds: float | None) -> float | None:
+    """Return the first of the times that are ahead; None for none."""
+    return min((s for s in seconds if s is not None and s > 0), default=None)

@@ -9,9 +9,9 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import CLAIMS, JOBS, SERVICES
 from torchrun_api.status import TorchrunJobStatus
-from torchrun_controller.reconcile.gang.decision import Decision
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.assess import Assessment
+from torchrun_controller.reconcile.job.decisions import Decision
 from torchrun_controller.reconcile.job.steps import Step
 from torchrun_controller.reconcile.model.observed import Conflict, Installed
 from torchrun_controller.reconcile.model.phases import ROWS
@@ -241,3 +241,11 @@ def test_a_declared_phase_occurs(pair, monkeypatch):
 
 def test_no_history_has_an_undeclared_phase():
     assert set(HISTORIES) == set(DECLARED)
+
+
+def test_a_gang_that_cannot_be_built_is_invalid_whatever_else_is_refused():
+    world = without_a_topology()
+    world.conflicts = (Conflict(SERVICES.resource, "train", "it belongs to another"),)
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Pending", "InvalidSpec")
+    assert "requires a KAI Topology" in world.job.status.message

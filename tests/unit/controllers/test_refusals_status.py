@@ -6,7 +6,7 @@ import pytest
 
 from shell_world import ShellWorld
 from torchrun_api.kinds import JOBS, TORCHRUN_JOBS
-from torchrun_controller.controllers.unwritten_status import RETRY
+from torchrun_controller.controllers.refusals import STATUS_RETRY
 from unit.controllers.test_refusals import attempts, events, refuse
 from world import make_job, make_queue
 
@@ -60,6 +60,6 @@ def test_the_status_is_written_once_it_is_accepted() -> None:
     world.attempt()
     assert world.phase == "Queued"
     world.api.refused = {}
-    world.pass_time(seconds=RETRY)
+    world.pass_time(seconds=STATUS_RETRY)
     world.attempt()
     assert world.phase == "Running"

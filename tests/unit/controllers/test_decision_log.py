@@ -9,7 +9,7 @@ from torchrun_api.kinds import JOBS, SERVICES
 from torchrun_api.names import ATTEMPT_LABEL
 from torchrun_api.status import Attempt, Progress, TorchrunJobStatus, WorkersStatus
 from torchrun_controller.client.write_errors import SupersededError
-from torchrun_controller.controllers import audit_log
+from torchrun_controller.controllers import decision_log
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Plan, StatusWrite
 from unit.controllers.neighbours import KEY, World, observed
 
@@ -25,7 +25,7 @@ ABOUT = {"job": "team/run", "uid": "job", "log_level": "info"}
 
 
 def logged(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[tuple[str, dict[str, Any]]]:
-    return [(line.event, dict(line.fields)) for line in audit_log.status_lines(before, after)]
+    return [(line.event, dict(line.fields)) for line in decision_log.status_lines(before, after)]
 
 
 def test_an_unchanged_status_is_not_logged() -> None:

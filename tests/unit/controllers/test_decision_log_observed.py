@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from observed_log import main, plan_of
-from torchrun_controller.controllers.observed_log import reconcile_logged
+from torchrun_controller.controllers.decision_log import reconcile_logged
 from torchrun_controller.logs import configure
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.model.observed import Installed
@@ -55,7 +55,8 @@ def test_a_logged_decision_is_repeated(
     assert plan == expected(failed)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"another line\n{line}"))
     main()
-    assert json.loads(capsys.readouterr().out)["status"]["reason"] == plan.status.reason
+    writes = {write["type"]: write for write in json.loads(capsys.readouterr().out)["writes"]}
+    assert writes["StatusWrite"]["status"]["reason"] == plan.status.reason
 
 
 def test_nothing_is_logged_at_other_levels(failed: World) -> None:
