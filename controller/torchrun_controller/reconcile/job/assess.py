@@ -197,8 +197,7 @@ def assess(observed: Observed, now: datetime, defaults: Defaults) -> Assessment:
     outlook = Outlook()
     if state is not None and state.failure is None:
         outlook = elastic.evaluate_size(observed, state.state, now)
-    missing_service = () if state is None else _missing_service(observed)
-    service_refusal = _refusal_of_service(observed, state, missing_service)
+    missing_service, service_refusal = _find_missing_service(observed, state)
 
     end = _find_end(observed, now, policy, state, outlook, history, ran_until)
     has_ended = state is None or end is not None
@@ -209,7 +208,9 @@ def assess(observed: Observed, now: datetime, defaults: Defaults) -> Assessment:
         backoff = find_backoff((*job.status.attempts, *rounds), end.attempt, now)
     blocked = None
     if state is not None and end is None and admission_status.charged(job):
-        blocked = _why_blocked(*(service_refusal or (state.state, state.why)))
+        waiting, why = service_refusal or (state.state, state.why)
+        is_kept = ROWS[waiting].admission is Hold.KEPT
+        blocked = None if is_kept or why.reason not in BLOCKED_REASONS else why
 
     next_attempt = None
     is_stopped = job.spec.suspend or admission_status.preempted(job)
@@ -300,22 +301,24 @@ def _history(observed: Observed, state: GangState | None, restarts: NewRestarts)
     )
 
 
-def _missing_service(observed: Observed) -> tuple[Apply, ...]:
-    """Return the Service of the present gang, if it does not exist."""
-    several = head_and_workers.nodes_of(observed.gang.current_job) > 1
-    return (network.service(observed.job),) if several and observed.gang.service is None else ()
+def _find_missing_service(
+    observed: Observed, state: GangState | None
+) -> tuple[tuple[Apply, ...], tuple[State, Reason] | None]:
+    """Return the Service of the present gang if it does not exist, and why it is refused.
 
-
-def _refusal_of_service(
-    observed: Observed, state: GangState | None, missing_service: tuple[Apply, ...]
-) -> tuple[State, Reason] | None:
-    """Return the refusal of the Service of a new gang: its pods cannot find each other."""
-    if state is None or state.state not in (State.GANG_STARTING, State.GANG_RUNNING):
-        return None
-    status = observed.job.status
-    if status.workers is not None and status.phase in GANG_PHASES:
-        return None  # the gang had a Service when this status was written
-    return refusals.find_first(observed.refused, missing_service)
+    Only a new gang waits for that, whose pods cannot find each other. An older one has had a
+    Service when its status was written.
+    """
+    job, observed_gang = observed.job, observed.gang
+    if state is None or observed_gang.service is not None:
+        return (), None
+    if head_and_workers.nodes_of(observed_gang.current_job) == 1:
+        return (), None
+    service = (network.service(job),)
+    is_recorded = job.status.workers is not None and job.status.phase in GANG_PHASES
+    if is_recorded or state.state not in (State.GANG_STARTING, State.GANG_RUNNING):
+        return service, None
+    return service, refusals.find_first(observed.refused, service)
 
 
 def _find_end(
@@ -402,12 +405,6 @@ def _survivors(
         return (*pods, delete_job(observed_gang.current_job))
     survivors = cleanup.end_survivors(job, observed_gang)
     return (*survivors, *cleanup.delete_head_job(job, observed_gang, unfenced))
-
-
-def _why_blocked(state: State, why: Reason) -> Reason | None:
-    """Return the reason of a gang that waits for somebody's action; None for other waits."""
-    is_kept = ROWS[state].admission is Hold.KEPT
-    return None if is_kept or why.reason not in BLOCKED_REASONS else why
 
 
 def _assess_next(
