@@ -70,14 +70,16 @@ def build_plan(
     leftovers = (delete for find in LEFTOVERS for delete in find(observed, writes))
     applies = refusals.accepted_applies(observed.refused, writes.applies)
     deletes = refusals.accepted_deletes(observed.refused, (*writes.deletes, *leftovers))
-    first = () if writes.status_before_deletes else tuple(d for d in deletes if not d.collection)
+    is_late = writes.status_before_deletes
+    before = () if is_late else tuple(delete for delete in deletes if not delete.collection)
+    after = tuple(delete for delete in deletes if is_late or delete.collection)
     return Plan(
         checks=find_checks(observed, applies, status),
         writes=(
             *applies,
-            *first,
-            StatusWrite(status=status, events=events, required=writes.status_before_deletes),
-            *(delete for delete in deletes if delete not in first),
+            *before,
+            StatusWrite(status=status, events=events, required=is_late),
+            *after,
         ),
         requeue_after=requeue_after,
     )
