@@ -39,7 +39,8 @@ def page() -> str:
     for step in STEPS:
         name = step.decide.__name__.replace("_", " ")
         text = (step.decide.__doc__ or "").partition("\n")[0]
-        lines.append(f"| {name} | {', '.join(step.leads_to)} | {text} |")
+        phases = ", ".join(step.leads_to) or "unchanged"
+        lines.append(f"| {name} | {phases} | {text} |")
     lines += [
         "",
         "During a resize the phase stays the same until the new gang is created.",
