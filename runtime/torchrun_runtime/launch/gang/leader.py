@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Protocol, Sequence
+from typing import Mapping, NamedTuple, Protocol
 
 from ..failure import Cause, first_cause, is_peer_loss
 from .messages import (
@@ -79,6 +79,9 @@ class RestartDecider(Protocol):
 class GangLeader:
     """The state of the gang as its leader knows it, and the order that follows from it.
 
+    The order is the state: before the first round there is none, or OpenGate. While ranks run it is
+    StartRound, while they end StopRound, and at last EndGang. `_next` has every transition.
+
     `size`: the number of nodes. With `is_head` the gang has succeeded once node 0 has: the other
     nodes serve its command, and the controller deletes them. Each method with `now`, in seconds of
     a monotonic clock, may change `order`. The caller sends it to all members, and again to a member
@@ -87,20 +90,21 @@ class GangLeader:
 
     def __init__(self, size: int, policy: RestartDecider, *, is_head: bool = False) -> None:
         self.order: GangOrder | None = None
-        self._failed_rounds: list[RestartedRound] = []
-        self._broken_round: RestartedRound | None = None  # the last one that waited for an edit
-        self._predecessor = NO_PREDECESSOR
         self._size = size
         self._policy = policy
         self._is_head = is_head
         self._states: dict[int, MemberState] = {}
         self._lost: dict[int, float] = {}  # index to the time at which its connection was lost
         self._is_open = False
-        self._code = RoundCode()
+        self._predecessor = NO_PREDECESSOR
+        self._failed_rounds: list[RestartedRound] = []
+        self._code = RoundCode()  # of the next round
+        self._edit_wait = 0.0
+        # Of the present round. `_broken` failed and waits for an edit until `_edit_until`.
         self._started_revision = 0
         self._started_at = self._stopped_at = 0.0
-        self._edit_wait = 0.0
-        self._edit_until: float | None = None  # a failed round waits for an edit until then
+        self._broken: RestartedRound | None = None
+        self._edit_until = 0.0
         self._peer_lost_at: float | None = None  # since when the only failures are lost peers
 
     @property
@@ -142,7 +146,7 @@ class GangLeader:
         """The failures that were followed by another round in the same pods, or wait for one."""
         rounds = tuple(self._failed_rounds)
         awaits_edit = isinstance(self.order, StopRound) and self.order.edit
-        broken = self._broken_round if awaits_edit else None
+        broken = self._broken if awaits_edit else None
         return Restarts(self._predecessor.restarts + len(rounds), rounds, broken)
 
     def trains_alone(self) -> bool:
@@ -162,34 +166,67 @@ class GangLeader:
                 self._stopped_at = now
             if isinstance(order, StartRound):
                 self._started_revision, self._started_at = order.code.revision, now
-                self._edit_until = self._peer_lost_at = None
+                self._broken = self._peer_lost_at = None
 
     def _next(self, now: float) -> GangOrder | None:
-        if isinstance(self.order, EndGang):
-            return self.order
-        if any(state.state == LEAVING for state in self._states.values()):
+        """The order that follows the present one, which stays if nothing is to change."""
+        order = self.order
+        if isinstance(order, EndGang):
+            return order
+        if LEAVING in {state.state for state in self._states.values()}:
             return EndGang()
-        if isinstance(self.order, StartRound):
-            return self._while_running(self.order, now)
-        if isinstance(self.order, StopRound):
-            return self._while_stopping(self.order, now)
+
+        if isinstance(order, StartRound):
+            if self._is_head and self._is_over(order.round, now):
+                return EndGang()  # the workers fail because the head has ended
+            if self._code.revision > order.code.revision:
+                return StopRound(order.round, failed=False)
+            causes = self._causes(order.round)
+            if not causes:
+                return EndGang() if self._is_over(order.round, now) else order
+            if self._policy.is_off and not self._edit_wait:
+                return EndGang()  # the pod that failed ends at once; the controller ends the others
+            return StopRound(order.round) if self._is_cause_known(causes, now) else order
+
+        if isinstance(order, StopRound):
+            if not self._all_stopped(order.round):
+                return EndGang() if self._is_late(order.round, now) else order
+            causes = self._causes(order.round)
+            if not causes or self._code.revision > self._started_revision:
+                return self._start(order.round + 1)
+            node, cause = first_cause(causes)
+            seconds = self._stopped_at - self._started_at
+            failed = RestartedRound(order.round, node, seconds, cause)
+            if self._edit_wait:
+                return self._await_edit(order, failed, now)
+            return self._restart(failed)
+
         if not self._is_open:
             return None
         first_round = self._start(self._predecessor.first_round)
         return first_round if self._all_stopped(NEVER) else OpenGate()
 
-    def _while_running(self, start: StartRound, now: float) -> GangOrder:
-        states = self._of_round(start.round)
-        if self._is_head and self._is_over(start.round, now):
-            return EndGang()  # the workers fail because the head has ended
-        if self._code.revision > start.code.revision:
-            return StopRound(start.round, failed=False)
-        causes = [state.cause for state in states if state.cause is not None]
-        if causes and self._policy.is_off and not self._edit_wait:
-            return EndGang()  # the pod that failed ends at once, and the controller ends the others
-        if causes:
-            return StopRound(start.round) if self._is_cause_known(causes, now) else start
-        return EndGang() if self._is_over(start.round, now) else start
+    def _start(self, number: int) -> StartRound:
+        return StartRound(number, self._code, self.restarts().total)
+
+    def _await_edit(self, stop: StopRound, failed: RestartedRound, now: float) -> GangOrder:
+        if self._broken is None:
+            self._broken, self._edit_until = failed, now + self._edit_wait
+        return stop._replace(edit=True) if now < self._edit_until else EndGang()
+
+    def _restart(self, failed: RestartedRound) -> GangOrder:
+        """Start another round if the policy allows it."""
+        step = max((s.step for s in self._states.values() if s.step is not None), default=None)
+        is_silent = all(state.is_silent for state in self._states.values())
+        failure = RoundFailure(failed.cause, failed.seconds, step, is_silent)
+        verdict = self._policy.judge(failure, self.restarts().total)
+        if verdict.by_leftovers and self._failed_rounds:
+            first = self._failed_rounds[-1]
+            return EndGang(node=first.node, cause=first.cause)
+        if not verdict.restart:
+            return EndGang()
+        self._failed_rounds.append(failed)
+        return self._start(failed.round + 1)
 
     def _is_over(self, number: int, now: float) -> bool:
         """Whether all nodes have succeeded, or have started and are gone without a connection.
@@ -211,22 +248,12 @@ class GangLeader:
         }
         return bool(succeeded) and succeeded | gone == set(range(self._size))
 
-    def _is_cause_known(self, causes: Sequence[Cause], now: float) -> bool:
-        if len(causes) == self._size or not all(is_peer_loss(cause) for cause in causes):
+    def _is_cause_known(self, causes: Mapping[int, Cause], now: float) -> bool:
+        if len(causes) == self._size or not all(map(is_peer_loss, causes.values())):
             return True
         if self._peer_lost_at is None:
             self._peer_lost_at = now
         return now - self._peer_lost_at >= PEER_SECONDS
-
-    def _while_stopping(self, stop: StopRound, now: float) -> GangOrder:
-        if not self._all_stopped(stop.round):
-            return EndGang() if self._is_late(stop.round, now) else stop
-        causes = {
-            node: state.cause
-            for node, state in self._states.items()
-            if state.round >= stop.round and state.cause is not None
-        }
-        return self._after(stop, causes, now)
 
     def _is_late(self, number: int, now: float) -> bool:
         """Whether a node is lost for too long, or has not given up this round in time."""
@@ -234,32 +261,6 @@ class GangLeader:
             return True
         stopped = [state for state in self._of_round(number) if state.state != RUNNING]
         return len(stopped) < self._size and now - self._stopped_at > STOP_SECONDS
-
-    def _after(self, stop: StopRound, causes: Mapping[int, Cause], now: float) -> GangOrder:
-        if not causes or self._code.revision > self._started_revision:
-            return self._start(stop.round + 1)
-        node, cause = first_cause(causes)
-        seconds = self._stopped_at - self._started_at
-        failed = RestartedRound(stop.round, node, seconds, cause)
-        if self._edit_wait:
-            if self._edit_until is None:
-                self._edit_until, self._broken_round = now + self._edit_wait, failed
-            return stop._replace(edit=True) if now < self._edit_until else EndGang()
-        step = max((s.step for s in self._states.values() if s.step is not None), default=None)
-        is_silent = all(state.is_silent for state in self._states.values())
-        verdict = self._policy.judge(
-            RoundFailure(cause, seconds, step, is_silent), self.restarts().total
-        )
-        if verdict.by_leftovers and self._failed_rounds:
-            first = self._failed_rounds[-1]
-            return EndGang(node=first.node, cause=first.cause)
-        if not verdict.restart:
-            return EndGang()
-        self._failed_rounds.append(failed)
-        return self._start(stop.round + 1)
-
-    def _start(self, number: int) -> StartRound:
-        return StartRound(number, self._code, self.restarts().total)
 
     def _all_stopped(self, number: int) -> bool:
         """Whether every member is connected, and no rank of this round or before runs."""
@@ -270,4 +271,13 @@ class GangLeader:
         )
 
     def _of_round(self, number: int) -> list[MemberState]:
+        """The states of the members that have started this round or a later one."""
         return [state for state in self._states.values() if state.round >= number]
+
+    def _causes(self, number: int) -> dict[int, Cause]:
+        """Why nodes have failed in this round, by node."""
+        return {
+            node: state.cause
+            for node, state in self._states.items()
+            if state.round >= number and state.cause is not None
+        }
