@@ -173,7 +173,7 @@ def test_in_development_a_command_that_cannot_start_keeps_the_pod(pod: Pod) -> N
     launched = pod.start(["./run.sh"], TORCHRUN_WORKING_DIR=str(pod.app / "pkg"))
     await_edit(launched, "The image has no program ./run.sh")
     pod.annotate(pod.publish({"pkg/run.sh": b"#!/no/such/shell"}), development="true")
-    await_edit(launched, "The image has no program ./run.sh")
+    await_edit(launched, "./run.sh needs the interpreter /no/such/shell")
     pod.annotate(pod.publish({"pkg/run.sh/file": b""}), development="true")
     await_edit(launched, "Cannot start ./run.sh: Permission denied")
     pod.annotate(pod.publish({"other": b""}), development="true")
