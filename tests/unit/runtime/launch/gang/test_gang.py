@@ -195,7 +195,7 @@ def test_after_the_last_restart_each_node_reports_its_own_end(make_gang: GangFac
     results = ends(gang.start(FAILS_TWICE, TORCHRUN_IN_PLACE_RESTARTS=once))
     assert [(r.exit_code, r.message["reason"]) for r in results] == [
         (143, "PeerFailed"),
-        (4, "ExitCode"),
+        (3, "ExitCode"),
     ]
     assert [r.message["restartsInPlace"] for r in results] == [1, 1], "each pod may be seen first"
 
