@@ -34,7 +34,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 if __package__:
-    from .app import main
+    from .launcher import main
 else:
     # Run as a folder: import it as a package with its own name, so that its modules do not shadow
     # others.
@@ -43,7 +43,7 @@ else:
     spec = spec_from_file_location("torchrun_launch", folder / "__init__.py")
     assert spec
     sys.modules["torchrun_launch"] = module_from_spec(spec)
-    main = import_module("torchrun_launch.app").main
+    main = import_module("torchrun_launch.launcher").main
 
 if __name__ == "__main__":
     sys.exit(main())

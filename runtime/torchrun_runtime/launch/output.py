@@ -6,21 +6,18 @@ import json
 import os
 import select
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import Callable
+from typing import Callable, Iterator
 
 # The kubelet keeps 4096 bytes; a character takes up to six.
 _MESSAGE_CHARACTERS = 600
-# How often the ranks were started again after a failure, for the termination message.
-restarts_in_place = 0
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"  # RFC 3339 in UTC with microseconds
 
 STDERR = 2
 _READER_MILLISECONDS = 2000  # for a reader of a full pipe
 _unread: set[int] = set()  # streams whose pipe was full for so long
-# Called with the stream and the bytes of all output of the launcher.
-copies: list[Callable[[int, bytes], None]] = []
+_copies: list[Callable[[int, bytes], None]] = []
 
 
 def counted(files: int) -> str:
@@ -34,10 +31,20 @@ def say(text: str, *, copied: bool = True) -> None:
 
 
 def write_log(data: bytes, *, copied: bool = True) -> None:
-    """Write complete lines to stderr as `write_lines`, and to `copies`."""
+    """Write complete lines to stderr as `write_lines`, and to the copies."""
     write_lines(STDERR, data)
-    for copy in copies if copied else ():
+    for copy in _copies if copied else ():
         copy(STDERR, data)
+
+
+@contextmanager
+def copied_to(copy: Callable[[int, bytes], None]) -> Iterator[None]:
+    """Give `copy` the stream and the bytes of all output of the launcher while the block runs."""
+    _copies.append(copy)
+    try:
+        yield
+    finally:
+        _copies.remove(copy)
 
 
 def write_lines(stream: int, data: bytes) -> None:
@@ -64,15 +71,25 @@ def timestamp(seconds: float | None = None) -> str:
     return moment.strftime(TIME_FORMAT)
 
 
-def write_termination_message(path: str, body: dict[str, object]) -> None:
-    """Write the termination message if the kubelet has created the file for it."""
-    text = valid_text(str(body.get("message", "")))[:_MESSAGE_CHARACTERS]
-    restarts = {"restartsInPlace": restarts_in_place} if restarts_in_place else {}
-    content = json.dumps({**body, "message": text, **restarts}, ensure_ascii=False)
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode())
+class TerminationLog:
+    """The file of the termination message, the last word of a container to the controller.
+
+    restarts_in_place: how often the ranks were started again after a failure.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.restarts_in_place = 0
+        self._path = path
+
+    def write(self, body: dict[str, object]) -> None:
+        """Write the message if the kubelet has created the file for it."""
+        text = valid_text(str(body.get("message", "")))[:_MESSAGE_CHARACTERS]
+        restarts = {"restartsInPlace": self.restarts_in_place} if self.restarts_in_place else {}
+        content = json.dumps({**body, "message": text, **restarts}, ensure_ascii=False)
+        with suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_TRUNC)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.encode())
 
 
 def valid_text(text: str) -> str:

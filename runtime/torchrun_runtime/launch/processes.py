@@ -11,9 +11,7 @@ from typing import NamedTuple
 _SHELLS = ("sh", "dash", "bash", "ash", "busybox", "zsh", "ksh")
 _PR_SET_CHILD_SUBREAPER = 36
 
-
-# Children of the launcher that are no part of the command. No function here finds them.
-helpers: set[int] = set()
+_hidden: set[int] = set()
 
 
 class Process(NamedTuple):
@@ -32,10 +30,20 @@ class Running(NamedTuple):
     ranks: frozenset[int | None] = frozenset()
 
 
+def hide(pid: int) -> None:
+    """Let no function find this child of the launcher, which is no part of the command."""
+    _hidden.add(pid)
+
+
+def forget(pid: int) -> None:
+    """Note that a hidden child has ended: the kernel may use its pid again."""
+    _hidden.discard(pid)
+
+
 def descendants(root: int) -> list[Process]:
     """Running processes below `root`, parents before children."""
     children = _children(_all())
-    tree = [process for process in children.get(root, ()) if process.pid not in helpers]
+    tree = [process for process in children.get(root, ()) if process.pid not in _hidden]
     for process in tree:  # grows during the loop
         tree.extend(children.get(process.pid, ()))
     return tree

@@ -63,7 +63,7 @@ class RoundStore:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            processes.helpers.discard(self._process.pid)
+            processes.forget(self._process.pid)
             self._process = None
 
     def _serve(self, port: str, environment: Mapping[str, str]) -> bool:
@@ -79,5 +79,5 @@ class RoundStore:
         except OSError as error:
             say(f"torchrun of this node serves the rendezvous: {error}")
             return False
-        processes.helpers.add(self._process.pid)
+        processes.hide(self._process.pid)
         return True

@@ -1,4 +1,4 @@
-"""Find torchrun in the user's image."""
+"""Find torchrun in the user's image, and set what its ranks share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from typing import Mapping
 
+from . import contract
 from .command import SHELL, Run, only_program
 from .contract import NOT_FOUND
 from .errors import LaunchError
@@ -20,6 +22,7 @@ _IN_ENVIRONMENT = ["python"]
 _FREQUENT = ("python", "python3", "torchrun", "accelerate")
 _PROBE_SECONDS = 60
 _ENVIRONMENT_SECONDS = 1800  # the first start may install the environment
+THREADS = "OMP_NUM_THREADS"
 
 
 def python() -> str:
@@ -82,6 +85,19 @@ def python_of_torchrun(run: Run) -> list[str]:
         if words and os.path.basename(words[-1]).startswith("python"):
             return words
     return []
+
+
+def default_threads(environment: Mapping[str, str]) -> str:
+    """OMP_NUM_THREADS: the CPUs that the pod requests, shared by its ranks; "" if it is set.
+
+    torchrun's own default is 1 thread for each of several ranks; without torchrun, one rank has a
+    thread for each CPU of the machine, whatever its pod may use.
+    """
+    cpus = environment.get(contract.CPUS, "")
+    ranks = environment.get(contract.PET_NPROC_PER_NODE, "")
+    if THREADS in environment or not (cpus.isdecimal() and ranks.isdecimal()) or cpus == "0":
+        return ""
+    return str(max(1, int(cpus) // max(1, int(ranks))))
 
 
 def _program(run: Run) -> list[str]:

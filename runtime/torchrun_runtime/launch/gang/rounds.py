@@ -363,7 +363,7 @@ def _make_link(
         time.sleep(_POLL)
 
 
-def follow(node: GangNode, pass_gate: Callable[[], None], reach_wait: float) -> Rounds:
+def follow(node: GangNode, pass_gate: Callable[[], None] | None, reach_wait: float) -> Rounds:
     """Follow the leader of the gang. pass_gate: called once its gate is open, in `await_start`.
 
     reach_wait: seconds for which the network may not reach the pod of the leader.

@@ -14,7 +14,7 @@ from unit.runtime.launching import Launcher, changed
 
 # At the end, the launcher waits for a busy machine: for the output, or also for its copy.
 OUTPUT = {"streams.py": {"_CLOSE_SECONDS = 2.0": "_CLOSE_SECONDS = 300.0"}}
-ALL = {**OUTPUT, "app.py": {"_COPY_SECONDS = 2.0": "_COPY_SECONDS = 300.0"}}
+ALL = {**OUTPUT, "launcher.py": {"_COPY_SECONDS = 2.0": "_COPY_SECONDS = 300.0"}}
 
 MARK = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) (stdout|stderr) F ")
 

@@ -16,17 +16,17 @@ pytestmark = pytest.mark.long  # processes
 BUG = """
 import sys
 sys.path.insert(0, {runtime!r})
-from torchrun_runtime.launch import app
-app.prepare = lambda settings: settings.no_such_setting
-sys.exit(app.main())
+from torchrun_runtime.launch import launcher
+launcher.Launcher.prepare = lambda self: self.no_such_setting
+sys.exit(launcher.main())
 """
 
 PATIENT = """
 import sys
 sys.path.insert(0, {runtime!r})
-from torchrun_runtime.launch import app, streams
+from torchrun_runtime.launch import launcher, streams
 streams._CLOSE_SECONDS = 300.0
-sys.exit(app.main())
+sys.exit(launcher.main())
 """
 
 

@@ -235,7 +235,7 @@ def test_without_development_a_broken_edit_is_a_failure(pod: Pod) -> None:
 
 
 def test_ranks_may_take_a_moment_to_end(pod: Pod) -> None:
-    patient = {"app.py": {"_ROUND_GRACE = 5.0": "_ROUND_GRACE = 300.0"}}
+    patient = {"round.py": {"_ROUND_GRACE = 5.0": "_ROUND_GRACE = 300.0"}}
     pod.launcher = changed(pod.launcher, patient)
     save = "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'saved\\n'), os._exit(0)))"
     pod.publish(program("one", save + "; os.write(1, b'ready\\n')"))

@@ -51,6 +51,14 @@ def test_threads_that_copy_get_no_signal(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(blocked) == 1
 
 
+def test_a_missing_program_names_the_folder_that_the_workspace_hides(launcher: Launcher) -> None:
+    environment = workspace(launcher.directory)
+    hidden = environment["TORCHRUN_WORKSPACE_TARGET"] + "/.venv/bin"
+    result = launcher.run("no-such-tool", **environment, PATH=f"{hidden}:/usr/bin:/bin")
+    assert (result.exit_code, result.message["reason"]) == (127, "CommandNotFound")
+    assert f"PATH names {hidden}, which does not exist" in str(result.message["message"])
+
+
 def test_copies_the_workspace_and_runs_in_it(launcher: Launcher) -> None:
     result = launcher.run("./train.sh", **workspace(launcher.directory))
     app = launcher.directory / "app"

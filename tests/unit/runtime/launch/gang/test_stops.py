@@ -22,7 +22,7 @@ while :; do sleep 0.05; done
 
 def test_the_cause_is_the_end_of_the_pod(make_gang: GangFactory) -> None:
     gang = make_gang(2)
-    patient = {"app.py": {"_ROUND_GRACE = 5.0": "_ROUND_GRACE = 300.0"}}
+    patient = {"round.py": {"_ROUND_GRACE = 5.0": "_ROUND_GRACE = 300.0"}}
     gang.launchers[1] = changed(gang.launchers[1], patient)
     gang.annotate(start="1")
     running = gang.start(COMMAND)

@@ -20,7 +20,7 @@ WITHOUT_KILLS = """
 import sys
 sys.path.insert(0, {runtime!r})
 from torchrun_runtime.launch import supervise
-from torchrun_runtime.launch.app import main
+from torchrun_runtime.launch.launcher import main
 supervise._CLEAR_SECONDS = 0.0
 sys.exit(main())
 """

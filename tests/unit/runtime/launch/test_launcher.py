@@ -7,7 +7,8 @@ from typing import NoReturn
 
 import pytest
 
-from torchrun_runtime.launch import app
+from torchrun_runtime.launch import launcher
+from torchrun_runtime.launch.output import TerminationLog
 from torchrun_runtime.launch.processes import Process
 from torchrun_runtime.launch.supervise import StopRequest
 from unit.runtime.virtual_time import Clock
@@ -32,7 +33,7 @@ class Ranks:
 
 @pytest.mark.parametrize(
     ("signals", "seconds"),
-    [(0, 0.0), (1, 0.05), (3, 0.15), (float("inf"), app._KILL_SECONDS)],
+    [(0, 0.0), (1, 0.05), (3, 0.15), (float("inf"), launcher._KILL_SECONDS)],
     ids=["no rank", "first signal", "third signal", "never"],
 )
 def test_the_launcher_waits_until_its_ranks_are_dead_but_not_for_ever(
@@ -42,14 +43,16 @@ def test_the_launcher_waits_until_its_ranks_are_dead_but_not_for_ever(
         raise SystemExit(code)
 
     clock, ranks = Clock(), Ranks(signals)
-    monkeypatch.setattr(app, "time", clock)
-    monkeypatch.setattr(app, "descendants", ranks.descendants)
-    monkeypatch.setattr(app, "send", ranks.send)
-    monkeypatch.setattr(app.os, "_exit", leave)
+    monkeypatch.setattr(launcher, "time", clock)
+    monkeypatch.setattr(launcher, "descendants", ranks.descendants)
+    monkeypatch.setattr(launcher, "send", ranks.send)
+    monkeypatch.setattr(launcher.os, "_exit", leave)
     log = tmp_path / "termination-log"
     log.touch()
     with pytest.raises(SystemExit) as end:
-        app._end_now(str(log), StopRequest(128, "Fenced", "A newer attempt has started."))
+        launcher._end_now(
+            TerminationLog(str(log)), StopRequest(128, "Fenced", "A newer attempt has started.")
+        )
     assert end.value.code == 128
     message = json.loads(log.read_text())
     assert (message["reason"], message["message"]) == ("Fenced", "A newer attempt has started.")
