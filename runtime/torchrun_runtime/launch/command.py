@@ -23,9 +23,9 @@ from .errors import LaunchError
 SHELL = "/bin/sh"
 _PYTHON = re.compile(r"python(3(\.\d+)?t?)?")
 _QUOTED = r"\\(?:.|\n)|'[^']*'|\"(?:\\(?:.|\n)|[^\"\\])*\""
-_QUOTED_OR_COMMENT = re.compile(rf"({_QUOTED})|(?<![^\s;&|()<>])#[^\n]*")
+_COMMENT = r"(?<![^\s;&|()<>])#[^\n]*"
+_QUOTED_OR_COMMENT = re.compile(rf"({_QUOTED})|{_COMMENT}")
 _OPERATOR = re.compile(r"[;&|<>()`\n]+")
-_ASSIGNMENTS = re.compile(rf"(?:[A-Za-z_]\w*=(?:{_QUOTED}|[^\s'\"\\;&|<>()`])*[ \t]+)*")
 # An option of python: the last letter of several has a value, in the same word or the next one.
 _PYTHON_OPTION = re.compile(r"-[^cmWX-]*([cmWX]?)(.*)", re.DOTALL)
 _EXPANDS = re.compile(r"[$`*?\[~{]")
@@ -43,10 +43,13 @@ _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _WORD = rf"(?:{_QUOTED}|[^\s'\"\\;&|<>()`#])+"
 # What stands before the command may have `cd`, or an option such as --directory.
 _CHANGES_DIRECTORY = re.compile(r"(?:^|\s)(?:cd\s|-)")
-_CD = re.compile(rf"cd[ \t]+{_WORD}[ \t]*&&\s*")
+_CD = rf"cd[ \t]+{_WORD}[ \t]*&&\s*"
+_ASSIGN = rf"[A-Za-z_]\w*=(?:{_QUOTED}|[^\s'\"\\;&|<>()`])*[ \t]+"
+_BEFORE = re.compile(rf"(?:{_CD}|{_ASSIGN})*")
 _REDIRECTIONS = rf"(?:[ \t]*\d*(?:>>?|<)[ \t]*(?:&\d|{_WORD}))*"
 _AFTER = re.compile(rf"{_REDIRECTIONS}(?:[ \t]*\|[ \t]*tee(?:[ \t]+{_WORD})*{_REDIRECTIONS})?\s*")
-_AFTER_STARTS = re.compile(rf"(?:{_QUOTED})|(?P<after>(?<!\S)\d*[<>]|[;&|<>()`\n])")
+_BLANK_END = re.compile(r"(?:\s|\\\n)+\Z")
+_AFTER_STARTS = re.compile(rf"(?:{_QUOTED})|(?:{_COMMENT})|(?P<after>(?<!\S)\d*[<>]|[;&|<>()`\n])")
 # Options with a value of programs that run a script without `python` before it.
 _UV_OPTIONS = frozenset(
     ("--with", "--with-requirements", "--extra", "--group", "--python", "-p", "--project")
@@ -93,22 +96,18 @@ class Run(NamedTuple):
     script: str = ""
 
 
-class _Parsed(NamedTuple):
-    """A parsed command. assignments, rest: parts of a shell line; operator: its first operator."""
-
-    words: list[str]
-    assignments: str = ""
-    rest: str = ""
-    operator: str = ""
-
-
 class _Line(NamedTuple):
-    """A shell line with one command: what stands before it, the command, what follows it."""
+    """A shell line around one command: what stands before it, the command, what follows it.
+
+    operator: the first one of the line; "" if all of it is a simple command, or if it is known that
+    the command is the only one. in_environment: see Run.
+    """
 
     before: str
     command: str
     after: str
-    in_environment: bool
+    operator: str
+    in_environment: bool = False
 
 
 class _Starts(NamedTuple):
@@ -125,9 +124,11 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
     python: interpreter for a command that is a .py file.
     Raises LaunchError (InvalidCommand) if the command contradicts itself or the job.
     """
-    parsed = _parse(command) if isinstance(command, str) else _Parsed(command)
-    line = _split(command) if isinstance(command, str) else None
-    starts = _starts_ranks(command, line)
+    line = command if isinstance(command, list) else _parse(command)
+    if isinstance(line, _Line):
+        _check_complete(line)
+    python_line = _around_python(line) if isinstance(line, _Line) else None
+    starts = _starts_ranks(command, python_line)
     if starts:
         _check_nodes(starts.options, nnodes)
     as_it_is = [SHELL, "-c", command] if isinstance(command, str) else list(command)
@@ -140,20 +141,21 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
             " rank would start all ranks again. Set launcher to auto, or remove"
             f" {starts.launcher}.",
         )
-    obstacle = _obstacle(parsed, starts.launcher if starts else "")
+    obstacle = _obstacle(line, starts.launcher if starts else "")
     if not obstacle:
-        return _in_each_rank(command, parsed, python)
+        return _in_each_rank(line, python)
     if launcher == "torchrun":
         return Run(as_it_is, True, "spec.launcher is torchrun")
-    if line is not None and not starts:
-        inner = _in_each_rank(line.command, _parse(line.command), python)
+    if python_line is not None and not starts:
+        _check_complete(python_line)
+        inner = _in_each_rank(python_line._replace(before=""), python)
         return inner._replace(
             why="it is one python command in a shell line",
-            before=line.before,
-            after=line.after,
-            in_environment=line.in_environment,
+            before=python_line.before,
+            after=python_line.after,
+            in_environment=python_line.in_environment,
             as_it_is=tuple(as_it_is),
-            script="" if _CHANGES_DIRECTORY.search(line.before) else inner.script,
+            script="" if _CHANGES_DIRECTORY.search(python_line.before) else inner.script,
         )
     if isinstance(command, str) and not starts and _expands_one_command(command):
         # Which part of the line the values belong to is not certain, so each rank runs all of it.
@@ -165,23 +167,25 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
 def only_program(line: str) -> str:
     """The program of a shell line that runs nothing else; "" for other lines."""
     parsed = _parse(line)
-    first = parsed.words[0] if parsed.words else ""
+    first = next(iter(_words(parsed)), "")
     is_program = _PROGRAM.fullmatch(first) and not _BUILTIN.fullmatch(first)
-    return first if is_program and not (parsed.operator or parsed.assignments) else ""
+    return first if is_program and not (parsed.operator or parsed.before) else ""
 
 
-def _in_each_rank(command: str | list[str], parsed: _Parsed, python: str) -> Run:
+def _in_each_rank(line: list[str] | _Line, python: str) -> Run:
     why = "it is a plain python command"
-    script = parsed.words[0].endswith(".py")
-    interpreter = python if script else parsed.words[0]
-    if isinstance(command, list):
-        argv = [python, *command] if script else list(command)
-        return Run(argv, True, why, interpreter, script=_script(parsed.words))
-    line = f"{shlex.quote(python)} {parsed.rest}" if script else parsed.rest
+    words = _words(line)
+    first = words[0]
+    script = first.endswith(".py")
+    interpreter = python if script else first
+    if isinstance(line, list):
+        argv = [python, *line] if script else list(line)
+        return Run(argv, True, why, interpreter, script=_script(words))
+    command = f"{shlex.quote(python)} {line.command}" if script else line.command
     # exec: the rank is the python process itself and gets the signals. env: accepts the
     # assignments, which exec does not.
-    line = f"exec env {parsed.assignments}{line}" if parsed.assignments else f"exec {line}"
-    return Run([SHELL, "-c", line], True, why, interpreter, script=_script(parsed.words))
+    command = f"exec env {line.before}{command}" if line.before else f"exec {command}"
+    return Run([SHELL, "-c", command], True, why, interpreter, script=_script(words))
 
 
 def _script(words: list[str]) -> str:
@@ -192,43 +196,42 @@ def _script(words: list[str]) -> str:
     return script if script.endswith(".py") and not _EXPANDS.search(script) else ""
 
 
-def _split(line: str) -> _Line | None:
-    """Split a line with one python command from what stands around it; None for other lines."""
+def _parse(line: str) -> _Line:
+    """Split a shell line around its first command. `cd` and assignments may stand before it."""
     line = line.strip()
-    at, in_environment = 0, False
-    while True:
-        match = _CD.match(line, at) or _ASSIGNMENTS.match(line, at)
-        if match is None or match.end() == at:
-            break
-        at = match.end()
+    before = _BEFORE.match(line)
+    at = before.end() if before else 0
     starts = (match.start("after") for match in _AFTER_STARTS.finditer(line, at) if match["after"])
-    end = next(starts, len(line))
-    if not _AFTER.fullmatch(line, end):
-        return None
-    command = line[at:end].rstrip()
-    if command != line[at:end]:
-        end = at + len(command)
-    if "#" in _QUOTED_OR_COMMENT.sub(lambda match: "" if match.group(1) else "#", command):
-        return None
-    first = re.match(rf"{_WORD}", command)
-    if first is None:
+    command = _BLANK_END.sub("", line[at : next(starts, len(line))])
+    operator = _OPERATOR.search(_QUOTED_OR_COMMENT.sub("", line))
+    after = line[at + len(command) :]
+    return _Line(line[:at], command, after, operator.group() if operator else "")
+
+
+def _around_python(line: _Line) -> _Line | None:
+    """The line around its python command, which a wrapper may run; None if there are others."""
+    command = line.command
+    first = re.match(_WORD, command)
+    may_have_comment = "#" in re.sub(_QUOTED, "", command)
+    if first is None or may_have_comment or not _AFTER.fullmatch(line.after.replace("\\\n", " ")):
         return None
     name = os.path.basename(first.group())
+    before, in_environment = line.before, False
     if name in _WRAPPERS:
-        program = _first_python(command)
-        if program is None:
+        at = _first_python(command)
+        if at is None:
             return None
+        before, command = before + command[:at], command[at:]
         in_environment = _WRAPPERS[name]
-        at, command = at + program, command[program:]
     if not _is_python(command.split(None, 1)[0]):
         return None
-    return _Line(line[:at], command, line[end:], in_environment)
+    return _Line(before, command, line.after, "", in_environment)
 
 
 def _expands_one_command(line: str) -> bool:
     """Whether a line would be one python command if the output of others stood in it."""
     plain = _SUBSTITUTION.sub("x", line)
-    return plain != line and _split(plain) is not None
+    return plain != line and _around_python(_parse(plain)) is not None
 
 
 def _first_python(command: str) -> int | None:
@@ -254,36 +257,31 @@ def _first_python(command: str) -> int | None:
     return None
 
 
-def _parse(line: str) -> _Parsed:
-    line = line.strip()
-    match = _ASSIGNMENTS.match(line)
-    end = match.end() if match else 0
-    rest = line[end:]
-    operator = _OPERATOR.search(_QUOTED_OR_COMMENT.sub("", line))
-    code = _QUOTED_OR_COMMENT.sub(lambda match: match.group(1) or "", rest)
+def _check_complete(line: _Line) -> None:
+    """Raise LaunchError if quotes are not closed in a line with one command."""
     try:
-        words = shlex.split(code.replace("\\\n", ""))
+        shlex.split(_without_comments(line.command).replace("\\\n", ""))
     except ValueError as error:
-        if operator is None:
-            raise LaunchError(
-                "InvalidCommand", f"The command is not a complete shell line ({error}): {line!r}."
-            ) from error
-        words = code.split()  # a here-document may have single quotes; the shell knows
-    return _Parsed(words, line[:end], rest, operator.group() if operator else "")
+        if line.operator:  # a here-document may have single quotes; the shell knows
+            return
+        text = line.before + line.command + line.after
+        raise LaunchError(
+            "InvalidCommand", f"The command is not a complete shell line ({error}): {text!r}."
+        ) from error
 
 
-def _obstacle(parsed: _Parsed, starts: str) -> str:
+def _obstacle(line: list[str] | _Line, starts: str) -> str:
     """The reason why this is not a plain python command; "" if it is one."""
     if starts:
         return f"it starts {starts} itself"
-    if parsed.operator:
-        return f"it is a shell line with {parsed.operator!r}"
-    if not parsed.words:
+    if isinstance(line, _Line) and line.operator:
+        return f"it is a shell line with {line.operator!r}"
+    words = _words(line)
+    if not words:
         return "it names no program"
-    first = parsed.words[0]
-    if _is_python(first):
+    if _is_python(words[0]):
         return ""
-    return f"its first word is {first!r}, not python or a .py file"
+    return f"its first word is {words[0]!r}, not python or a .py file"
 
 
 def _is_python(word: str) -> bool:
@@ -298,10 +296,10 @@ def _starts_ranks(command: str | list[str], line: _Line | None) -> _Starts | Non
     if isinstance(command, list):
         commands = [command]
     elif line is not None:
-        commands = [_split_words(line.command)]
+        commands = [_words(line)]
     else:
-        code = _QUOTED_OR_COMMENT.sub(lambda match: match.group(1) or "", command)
-        commands = [_split_words(part) for part in _SIMPLE_COMMAND.findall(code)]
+        parts = _SIMPLE_COMMAND.findall(_without_comments(command))
+        commands = [_split_words(part) for part in parts]
     found = (_starts_in(words) for words in commands)
     return next((starts for starts in found if starts), None)
 
@@ -335,11 +333,21 @@ def _find(
     return None
 
 
+def _words(line: list[str] | _Line) -> list[str]:
+    """The words of the command."""
+    return line if isinstance(line, list) else _split_words(_without_comments(line.command))
+
+
 def _split_words(command: str) -> list[str]:
+    command = command.replace("\\\n", "")
     try:
-        return shlex.split(command.replace("\\\n", ""))
+        return shlex.split(command)
     except ValueError:  # a here-document may have single quotes; the shell knows
         return command.split()
+
+
+def _without_comments(line: str) -> str:
+    return _QUOTED_OR_COMMENT.sub(lambda match: match.group(1) or "", line)
 
 
 def _end_of_program(words: list[str]) -> int:

@@ -142,6 +142,7 @@ AROUND = {
     "python t.py>log": ("", "python t.py", ">log", False),
     "FOO=1 python t.py < in.txt > log": ("FOO=1 ", "python t.py", " < in.txt > log", False),
     "python t.py | tee log": ("", "python t.py", " | tee log", False),
+    "python t.py \\\n  | tee log": ("", "python t.py", " \\\n  | tee log", False),
     "cd s && python t.py --strategy deepspeed 2>&1 | tee -a 'l g' > x": (
         *("cd s && ", "python t.py --strategy deepspeed", " 2>&1 | tee -a 'l g' > x", False),
     ),
