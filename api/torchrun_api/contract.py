@@ -199,6 +199,7 @@ PROGRESS_URL = Variable(
     (LAUNCHER,),
     "Service of the controller that receives progress reports.",
 )
+PROGRESS_PATH = "/v1/progress"  # after PROGRESS_URL: what launchers post their reports to
 PROGRESS_TOKEN_FILE = Variable(
     "TORCHRUN_PROGRESS_TOKEN_FILE", PATH, (LAUNCHER,), "File with the token for progress reports."
 )

@@ -87,6 +87,7 @@ def launcher_module() -> str:
     lines += [f"{name} = {getattr(exit_codes, name)}" for name in exit_codes.LAUNCHER_CONSTANTS]
     lines += ["", "# Of a workspace: its marker, and the most bytes that its manifest may have."]
     lines += [f'MARKER = "{contents.MARKER}"', f"LARGEST_MANIFEST = {contents.LARGEST_TEXT}"]
+    lines += ["", "# What follows PROGRESS_URL.", f'PROGRESS_PATH = "{contract.PROGRESS_PATH}"']
     lines += ["", "# Of the message of a rank that lost its peer, without regard to case."]
     lines += ["PEER_LOSS = (", *(f'    r"{text}",' for text in peer_loss.PEER_LOSS), ")"]
     return "\n".join(lines) + "\n"

@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 
 from kubectl_torchrun.local.environment import HOST
+from torchrun_api.contract import PROGRESS_PATH
 from torchrun_controller.reconcile.model.observed import ProgressReport
 
-_PATH = "/v1/progress"
 _MAX_BODY = 16 * 1024
 
 
@@ -65,7 +65,7 @@ class ProgressPort:
 
             def do_POST(self) -> None:
                 size = self.headers.get("Content-Length", "")
-                if self.path != _PATH or not size.isdecimal() or int(size) > _MAX_BODY:
+                if self.path != PROGRESS_PATH or not size.isdecimal() or int(size) > _MAX_BODY:
                     status = 404
                 else:
                     body = self.rfile.read(int(size))

@@ -80,6 +80,9 @@ STOPPED = 143
 MARKER = ".sync_success"
 LARGEST_MANIFEST = 134217728
 
+# What follows PROGRESS_URL.
+PROGRESS_PATH = "/v1/progress"
+
 # Of the message of a rank that lost its peer, without regard to case.
 PEER_LOSS = (
     r"connection (was )?(closed|reset|refused|aborted)",

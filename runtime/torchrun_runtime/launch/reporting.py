@@ -16,11 +16,11 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
 
+from .contract import PROGRESS_PATH
 from .gang.leader import RestartedRound, Restarts
 from .output import say, valid_text
 from .state import start_thread
 
-PATH = "/v1/progress"
 _POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 10.0  # between two reports
 _REPORT_SECONDS = 1.5  # for one report with its retries
@@ -147,7 +147,7 @@ class Reporter:
             with open(self._token_file) as file:
                 token = file.read().strip()
             headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-            connection.request("POST", self._url.path + PATH, values, headers)
+            connection.request("POST", self._url.path + PROGRESS_PATH, values, headers)
             answer = connection.getresponse()
             text = answer.read(200).decode("utf-8", "replace").strip()
             ok = answer.status == _ACCEPTED

@@ -30,6 +30,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from torchrun_api.contract import PROGRESS_PATH
 from torchrun_api.status import Progress
 from torchrun_controller.cache.progress_reports import Key, Reports, Worker
 from torchrun_controller.metrics.registry import Metrics
@@ -38,7 +39,6 @@ from torchrun_controller.serving.connections import SERVER_LOG, ConnectionLimit
 from torchrun_controller.serving.progress.tokens import BusyError, PodIdentity, Tokens
 from torchrun_controller.serving.server import listen
 
-PATH = "/v1/progress"
 MAX_BODY = 16 * 1024
 BODY_SECONDS = 5.0
 MIN_INTERVAL = 1.0  # seconds between two reports of a job
@@ -133,8 +133,8 @@ class ProgressServer:
         return web.Response(status=204)
 
     async def _accept_report(self, request: web.BaseRequest) -> None:
-        if (request.method, request.path) != ("POST", PATH):
-            raise ReportRefused(404, f"only POST {PATH}")
+        if (request.method, request.path) != ("POST", PROGRESS_PATH):
+            raise ReportRefused(404, f"only POST {PROGRESS_PATH}")
         if not self._leads():
             raise ReportRefused(503, "this replica is a standby; another one is the leader")
         authorization = request.headers.get("Authorization", "")
