@@ -25,7 +25,7 @@ from torchrun_api.variable import (
 )
 
 # Workers: identity of the job.
-JOB_NAME = Variable("TORCHRUN_JOB_NAME", TEXT, (USER, SDK), "Name of the TorchrunJob.")
+JOB_NAME = Variable("TORCHRUN_JOB_NAME", TEXT, (LAUNCHER, SDK, USER), "Name of the TorchrunJob.")
 JOB_UID = Variable(
     "TORCHRUN_JOB_UID", TEXT, (LAUNCHER,), "UID of the TorchrunJob. Names its gangs."
 )

@@ -76,6 +76,34 @@ http.server.HTTPServer(("127.0.0.1", port), http.server.SimpleHTTPRequestHandler
 """
 
 
+WAITS = """
+import os, time
+def odd():
+    time.sleep(300)
+def usual():
+    time.sleep(300)
+print("ready", flush=True)
+odd() if os.environ["NODE_RANK"] == "1" else usual()
+"""
+
+
+def test_the_stacks_of_all_nodes_show_the_one_that_differs(space: Space, tmp_path: Path) -> None:
+    project(tmp_path, train_py=WAITS)
+    space.apply(queue("plain", space.cluster.controller))
+    arguments = ["--nodes", "2", "--name", "run", "--wait=Running", "exec python3 train.py"]
+    code, _, err = plugin(space, tmp_path, "submit", *arguments)
+    assert code == 0, err
+
+    def is_ready() -> bool:
+        return plugin(space, tmp_path, "logs", "run")[1].count("ready") == 2
+
+    until(is_ready, "both nodes")
+    code, out, err = plugin(space, tmp_path, "stacks", "run")
+    assert code == 0, err
+    assert out.index(" in odd") < out.index(" in usual"), out
+    space.wait_phase("run", "Running")
+
+
 def test_ports_are_forwarded_and_tensorboard_ends_with_its_command(
     space: Space, tmp_path: Path
 ) -> None:

@@ -492,6 +492,20 @@ def test_no_rank_outlives_a_killed_run(tmp_path: Path) -> None:
     wait_until_gone(run.pids())
 
 
+def test_the_stacks_of_a_run_are_printed_while_it_goes_on(tmp_path: Path) -> None:
+    run = Running(tmp_path, "--name", "sleeps")
+    run.wait_for("code 1")
+    stacks = [sys.executable, "-m", "kubectl_torchrun", "stacks", "--local"]
+    for name, code, text in (("sleeps", 0, "2 processes alike"), ("other", 2, "No process")):
+        shown = subprocess.run(
+            [*stacks, name], env=environment(tmp_path), capture_output=True, text=True, check=False
+        )
+        assert (shown.returncode, text in shown.stdout + shown.stderr) == (code, True), shown
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(LIMIT) == 130, run.output
+
+
 def test_an_edit_restarts_the_command(tmp_path: Path) -> None:
     run = Running(tmp_path, "--reload")
     run.wait_for("code 1")

@@ -3,6 +3,7 @@
 Generated from torchrun_api (contract, names, exit_codes, contents, peer_loss) by `make generate`.
 """
 
+JOB_NAME = "TORCHRUN_JOB_NAME"  # text
 JOB_UID = "TORCHRUN_JOB_UID"  # text
 ATTEMPT = "TORCHRUN_ATTEMPT"  # integer
 ROLE = "TORCHRUN_ROLE"  # text

@@ -42,7 +42,7 @@ def forget(pid: int) -> None:
 
 def descendants(root: int) -> list[Process]:
     """Running processes below `root`, parents before children."""
-    children = _children(_all())
+    children = _children(every())
     tree = [process for process in children.get(root, ()) if process.pid not in _hidden]
     for process in tree:  # grows during the loop
         tree.extend(children.get(process.pid, ()))
@@ -67,6 +67,15 @@ def ranks(tree: list[Process]) -> list[Process]:
     """The ranks of torchrun; empty if no process has LOCAL_RANK."""
     marked = {p.pid for p in tree if variable(p.pid, "LOCAL_RANK") is not None}
     return [process for process in tree if process.pid in marked and process.parent not in marked]
+
+
+def below(tops: list[Process], tree: list[Process]) -> list[Process]:
+    """These processes of a tree and all below them, in no order."""
+    children = _children(tree)
+    found = [*tops]
+    for process in found:  # grows during the loop
+        found.extend(children.get(process.pid, ()))
+    return found
 
 
 def running(root: int) -> Running:
@@ -239,7 +248,8 @@ def state(pid: int) -> str:
     return "gone"
 
 
-def _all() -> list[Process]:
+def every() -> list[Process]:
+    """All processes that this one can see."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return [process for process in map(_read, pids) if process]
 

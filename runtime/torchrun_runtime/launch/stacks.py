@@ -7,13 +7,16 @@ is a real-time signal, which programs do not use, so its handler does not replac
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
+from .contract import JOB_NAME, LAUNCH_REPORTS, NODE_RANK
 from .output import say, write_log
-from .processes import Process, descendants, handles, send, state, variable
+from .processes import Process, below, descendants, every, handles, ranks, send, state, variable
 
 STACK_SIGNAL = signal.SIGRTMAX - 1
 PREFIX = "stack."
@@ -23,9 +26,40 @@ _LONGEST = 64 << 10  # bytes of one process
 _MOST = 1 << 20  # bytes altogether
 
 
+class Stack(NamedTuple):
+    """The stacks of all threads of a process, as faulthandler writes them; empty without any.
+
+    is_rank: whether no rank is above the process.
+    """
+
+    process: Process
+    rank: str | None
+    is_rank: bool
+    text: bytes
+
+
 def write_stacks(folder: str) -> None:
     """Make every rank of this pod write its stacks, and log them, rank by rank."""
-    paths = {process: _path(folder, process) for process in _processes()}
+    remaining = _MOST
+    for stack in take_stacks(folder, descendants(os.getpid())):
+        text = stack.text[:remaining]
+        remaining -= len(text)
+        who = _name(stack)
+        if text:
+            say(f"stack of {who}:")
+            write_log(text if text.endswith(b"\n") else text + b"\n")
+        elif remaining > 0:
+            say(f"no stack of {who}, its state is {state(stack.process.pid)}: {WHY_NONE}")
+
+
+def take_stacks(folder: str, tree: list[Process]) -> list[Stack]:
+    """Make the ranks of a tree and their children write their stacks; all processes without ranks.
+
+    folder: of the reports. Takes up to _WAIT_SECONDS.
+    """
+    found = ranks(tree)
+    selected = sorted(below(found, tree) or tree, key=lambda process: process not in found)
+    paths = {process: os.path.join(folder, f"{PREFIX}{process.pid}") for process in selected}
     before = {process: _size(path) for process, path in paths.items()}
     # A file without a handler: the process executes another program, which the signal would kill.
     # A handler without a file: a forked child that has not registered its own file yet.
@@ -36,38 +70,54 @@ def write_stacks(folder: str) -> None:
     ]
     send(registered, STACK_SIGNAL)
     _await([paths[process] for process in registered], [before[process] for process in registered])
-    remaining = _MOST
-    for process, path in paths.items():
-        text = _read(path, before[process])[: min(_LONGEST, remaining)]
-        remaining -= len(text)
-        who = _name(process)
-        if text:
-            say(f"stack of {who}:")
-            write_log(text if text.endswith(b"\n") else text + b"\n")
-        elif remaining > 0:
-            say(f"no stack of {who}, its state is {state(process.pid)}: {_WHY_NONE}")
+    return [
+        Stack(
+            process,
+            variable(process.pid, "RANK"),
+            not found or process in found,
+            _read(path, before[process]),
+        )
+        for process, path in paths.items()
+    ]
 
 
-_WHY_NONE = "it is not a Python process, or it is in a call that cannot be interrupted"
+def main() -> int:
+    """Print the stacks of the commands of this container as a JSON list."""
+    print(json.dumps(snapshot()))
+    return 0
 
 
-def _processes() -> list[Process]:
-    """Ranks and then their children; without ranks all processes of the command."""
-    tree = descendants(os.getpid())
-    ranks = [process for process in tree if variable(process.pid, "LOCAL_RANK") is not None]
-    selected = ranks or tree
-    above = {process.pid for process in selected}
-    return sorted(selected, key=lambda process: process.parent in above)
+def snapshot(job: str = "") -> list[dict[str, object]]:
+    """The stacks of the commands that this process can see, as JSON objects.
+
+    job: only those of the job with this name, for runs on one machine.
+    """
+    by_folder: dict[str, list[Process]] = {}
+    for process in every():
+        folder = variable(process.pid, LAUNCH_REPORTS)
+        if folder and (not job or variable(process.pid, JOB_NAME) == job):
+            by_folder.setdefault(folder, []).append(process)
+    return [
+        {
+            "rank": int(stack.rank) if stack.rank and stack.rank.isdigit() else None,
+            "node": variable(stack.process.pid, NODE_RANK),
+            "pid": stack.process.pid,
+            "name": stack.process.name,
+            "isRank": stack.is_rank,
+            "stack": stack.text.decode("utf-8", "replace"),
+            "state": state(stack.process.pid),
+        }
+        for folder, tree in by_folder.items()
+        for stack in take_stacks(folder, tree)
+    ]
 
 
-def _name(process: Process) -> str:
-    rank = variable(process.pid, "RANK")
-    of = f" of rank {rank}" if rank is not None else ""
-    return f"{process.name}[{process.pid}]{of}"
+WHY_NONE = "it is not a Python process, or it is in a call that cannot be interrupted"
 
 
-def _path(folder: str, process: Process) -> str:
-    return os.path.join(folder, f"{PREFIX}{process.pid}")
+def _name(stack: Stack) -> str:
+    of = f" of rank {stack.rank}" if stack.rank is not None else ""
+    return f"{stack.process.name}[{stack.process.pid}]{of}"
 
 
 def _size(path: str) -> int:

@@ -8,7 +8,7 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource
 
-LAUNCHER_DIR = "/torchrun"
+LAUNCHER_DIR = names.LAUNCHER_DIR
 PODINFO_DIR = "/torchrun-podinfo"
 WORKSPACE_SOURCE_DIR = "/torchrun-workspace"
 STATE_DIR = "/torchrun-state"
