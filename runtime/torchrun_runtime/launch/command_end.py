@@ -96,9 +96,9 @@ def cause_after_leftovers(cause: Cause | None, earlier: tuple[int, Cause], node:
 
 
 def cause_of_missed_round() -> Cause:
-    """The cause of a node whose ranks did not start in the last round."""
+    """The cause of a node whose ranks did not start in the last round: another node has one."""
     message = "The gang ended before the ranks of this node started."
-    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
+    return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
 
 
 def cause_of_survivors() -> Cause:
