@@ -24,7 +24,7 @@ def test_what_comes_out_of_pods(case: Case, space: Space, tmp_path: Path) -> Non
     space.apply(queue("h100", space.cluster.trainer, nodeResources=resources))
     directory = tmp_path / "project"
     write_files(case, directory)
-    command = [case.command] if case.command else []
+    command = ["--queue", "h100", case.command] if case.command else []  # a file names its queue
     ended = subprocess.run(
         ["kubectl", "torchrun", "run", "-n", space.name, *case.options, *command],
         cwd=directory,

@@ -206,7 +206,7 @@ CASES = (
         },
         ("-f", "job.yaml"),
         code=1,
-        err=("ValueError: bad batch", "from-file: Failed"),
+        err=("ValueError: bad batch", "Failed"),
     ),
     Case(
         "a program that does not exist",
@@ -219,6 +219,7 @@ CASES = (
     Case(
         "a program with another name",
         "pyhton say.py",
+        {"say.py": SAY},
         code=1,
         err=("Did you mean python?", "Failed"),
         absent=("round 1",),
