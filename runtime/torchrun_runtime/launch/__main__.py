@@ -33,8 +33,10 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+# `stacks` prints those of the command that another process of this program runs.
+MODULE = "stacks" if sys.argv[1:] == ["stacks"] else "launcher"
 if __package__:
-    from .launcher import main
+    package = __package__
 else:
     # Run as a folder: import it as a package with its own name, so that its modules do not shadow
     # others.
@@ -42,8 +44,8 @@ else:
     del sys.path[0]
     spec = spec_from_file_location("torchrun_launch", folder / "__init__.py")
     assert spec
-    sys.modules["torchrun_launch"] = module_from_spec(spec)
-    main = import_module("torchrun_launch.launcher").main
+    package = "torchrun_launch"
+    sys.modules[package] = module_from_spec(spec)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(import_module(f"{package}.{MODULE}").main())

@@ -158,7 +158,6 @@ class Round:
         """The environment, with unbuffered output and with Python's reports of exceptions."""
         hooks = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank")
         path = environment.get("PYTHONPATH", "")
-        stacks = {contract.STACK_SIGNAL: str(int(STACK_SIGNAL))} if self._hang else {}
         return {
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",
@@ -167,7 +166,7 @@ class Round:
             **environment,
             "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
             contract.LAUNCH_REPORTS: self._reports,
-            **stacks,
+            contract.STACK_SIGNAL: str(int(STACK_SIGNAL)),
         }
 
     # While the command runs

@@ -7,7 +7,7 @@ sys.excepthook, so the exception is looked for once more at exit. One that a pro
 sys.exit(1), as click and Hydra do, counts as well.
 It also leaves marks of what runs: the last Python that was started outside of another one and the
 last one that ended, the import of torch, and processes that belong to a group.
-If the launcher watches for hangs, each Python also registers faulthandler on a real-time signal
+Each Python also registers faulthandler on a real-time signal
 (TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a separate file.
 This module must not disturb the program: all errors are suppressed.
 """

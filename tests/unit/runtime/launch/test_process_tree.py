@@ -24,7 +24,7 @@ class Tree:
             "_has",
             lambda pid, field, number: self.signals.get(pid, {}).get(field) == number,
         )
-        monkeypatch.setattr(processes, "_all", lambda: self.processes)
+        monkeypatch.setattr(processes, "every", lambda: self.processes)
 
     def add(self, pid: int, parent: int, name: str = "python", **variables: str) -> Process:
         self.processes.append(Process(pid, parent, name, 0))
