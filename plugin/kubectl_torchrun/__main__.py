@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kubectl_torchrun.cli import defaults, options
-from kubectl_torchrun.cli.usage import errors_in_one_style
+from kubectl_torchrun.cli.types import errors_in_one_style
 from kubectl_torchrun.commands import OTHER_WORDS, SHORT_HELP
 from kubectl_torchrun.text import accept_all_characters, echo
 

@@ -1,8 +1,15 @@
-"""Types of arguments and flags, with messages that say what to write."""
+"""Types of arguments and flags, and usage errors: each says what to write."""
 
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
 
 import click
+from click.exceptions import NoArgsIsHelpError
+
+from kubectl_torchrun.text import echo
 
 _MOST = 2**31 - 1  # of an int32, as of most fields of Kubernetes
 _KINDS = re.compile(r"(torchrunjobs?|tjs?)(\.torchrun\.ai)?/")
@@ -91,3 +98,24 @@ class Duration(click.ParamType["float"]):
 
 DURATION = Duration()
 JOB = JobName()
+
+
+class _Mistake(click.UsageError):
+    """A usage error without click's three lines of usage above it."""
+
+    def show(self, file: IO[str] | None = None) -> None:
+        """Print the message, and the command that prints the help."""
+        echo(f"Error: {self.format_message()}", file=sys.stderr)
+        if self.ctx is not None:
+            echo(f"See: {self.ctx.command_path} --help", file=sys.stderr)
+
+
+@contextmanager
+def errors_in_one_style() -> Iterator[None]:
+    """Turn click's usage errors into errors in the style of the plugin."""
+    try:
+        yield
+    except (NoArgsIsHelpError, _Mistake):
+        raise
+    except click.UsageError as error:
+        raise _Mistake(error.format_message(), error.ctx) from error

@@ -7,8 +7,14 @@ from typing import NamedTuple, NoReturn
 
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.kubectl import Target, find_kubectl
-from kubectl_torchrun.cluster.pods import attempt_of, end_of, has_started, list_workers, rank_of
-from kubectl_torchrun.cluster.ranks import ranks_of
+from kubectl_torchrun.cluster.pods import (
+    attempt_of,
+    end_of,
+    has_started,
+    list_workers,
+    rank_of,
+    ranks_of,
+)
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import UsageProblem

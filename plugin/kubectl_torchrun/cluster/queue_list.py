@@ -8,11 +8,15 @@ from typing import TypeVar
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster.client import Api, ApiError
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.cluster.listing import explain_all_namespaces, note_unreadable, v1_list
-from kubectl_torchrun.cluster.live import show_live
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS, QUEUES, Job, Queue
 from kubectl_torchrun.cluster.summary import node_count
+from kubectl_torchrun.cluster.tables import (
+    explain_all_namespaces,
+    note_unreadable,
+    show_live,
+    v1_list,
+)
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import quantity
 from torchrun_api.kind import Kind

@@ -34,7 +34,7 @@ from kubectl_torchrun.errors import (
     RunProblem,
     UsageProblem,
 )
-from kubectl_torchrun.local import edits, environments
+from kubectl_torchrun.local import edits, requirements
 from kubectl_torchrun.local.environment import (
     NodePlaces,
     environment_of,
@@ -282,11 +282,11 @@ class _LocalRun:
         package = find_spec("torchrun_runtime.launch")
         assert package is not None
         assert package.origin is not None
-        return [environments.python(), str(Path(package.origin).parent)]
+        return [requirements.python(), str(Path(package.origin).parent)]
 
     async def _install(self) -> None:
         """Create the job's Python environment, as a setup pod does. Raises RunProblem."""
-        setup = environments.variables(self._objects.job.spec, self._directory)
+        setup = requirements.variables(self._objects.job.spec, self._directory)
         if not setup:
             return
         log = self._folder / "setup"

@@ -10,8 +10,14 @@ from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.narrator import Narrator
-from kubectl_torchrun.cluster.pods import attempt_of, has_started, list_workers, rank_of
-from kubectl_torchrun.cluster.ranks import Ranks, ranks_of
+from kubectl_torchrun.cluster.pods import (
+    Ranks,
+    attempt_of,
+    has_started,
+    list_workers,
+    rank_of,
+    ranks_of,
+)
 from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import JOBS, Job
 from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import anyio
 
 from kubectl_torchrun.cluster.client import Api, ApiError
-from kubectl_torchrun.cluster.ranks import Ranks
+from kubectl_torchrun.cluster.pods import Ranks
 from kubectl_torchrun.logs.torchrun_report import (
     RANK_MARK,
     REPORT_LINES,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kubectl_torchrun.cluster.backoff import Backoff
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.http_client import HttpClient
-from kubectl_torchrun.cluster.ranks import Ranks, ranks_of
+from kubectl_torchrun.cluster.pods import Ranks, ranks_of
 from kubectl_torchrun.cluster.slices import Job
 from torchrun_api.json import JsonObject
 
