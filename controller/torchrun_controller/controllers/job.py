@@ -52,12 +52,15 @@ Observe: TypeAlias = Callable[[str, str], Observed | None]
 Decide: TypeAlias = Callable[[Observed, datetime], Plan]
 
 
-class _Record(Struct):
-    """One attempt so far: its successful writes, the errors of refused ones, and what it waits for.
+class _Attempt(Struct):
+    """One attempt: its job, its successful writes, and the errors of refused ones.
 
-    `waits` are in seconds.
+    `waits` are seconds until the next attempt.
     """
 
+    key: Key
+    observed: Observed
+    fields: Mapping[str, str]  # of log lines
     successful_writes: set[Identity] = field(default_factory=set)
     has_created: bool = False
     refusal_errors: list[Exception] = field(default_factory=list)
@@ -117,7 +120,8 @@ class JobReconciler:
             return Done()
         observed = self._unwritten.with_status(key, observed)
         try:
-            return await self._reconcile(key, observed)
+            attempt = _Attempt(key, observed, log_fields("job", observed.job))
+            return await self._reconcile(attempt)
         except ApiError as error:
             self._record_forbidden(observed.job, error)
             raise
@@ -126,87 +130,77 @@ class JobReconciler:
             if pods > THROTTLED_PODS:
                 self._throttle.record(key, pods / PODS_PER_SECOND)
 
-    async def _reconcile(self, key: Key, observed: Observed) -> Outcome:
+    async def _reconcile(self, attempt: _Attempt) -> Outcome:
         """Decide and write, and repeat after each new refusal.
 
         The status is that of the last Plan, which includes all refusals. It is written even if
         objects were refused. Raises what `Applier` raises, except for refusals.
         """
-        fields, record = log_fields("job", observed.job), _Record()
         for _ in range(MAX_ROUNDS):
-            current = self._refusals.with_refusals(key, observed)
-            plan = self._decide(current, self._now())
+            observed = self._refusals.with_refusals(attempt.key, attempt.observed)
+            plan = self._decide(observed, self._now())
             await live_reads.verify(self._applier, plan.checks)
-            if await self._carry_out(key, current, plan, record, fields):
+            if await self._carry_out(attempt, plan):
                 break
         else:
             return RequeueAfter(STATUS_INTERVAL)
-        waits = [plan.requeue_after, *record.waits, self._refusals.next_retry(key)]
+        waits = [plan.requeue_after, *attempt.waits, self._refusals.next_retry(attempt.key)]
         seconds = min((wait for wait in waits if wait is not None), default=None)
-        if record.permanent is not None:
-            return Terminal(record.permanent, seconds)
+        if attempt.permanent is not None:
+            return Terminal(attempt.permanent, seconds)
         return Done() if seconds is None else RequeueAfter(seconds)
 
-    async def _carry_out(
-        self, key: Key, observed: Observed, plan: Plan, record: _Record, fields: Mapping[str, str]
-    ) -> bool:
+    async def _carry_out(self, attempt: _Attempt, plan: Plan) -> bool:
         """Write in the order of the Plan; False if its status does not report a new refusal.
 
         Objects are created only if the earlier ones exist: the Job of a gang comes after the
         objects that it needs. Existing objects are updated even after a refusal. Nothing is deleted
         after a refusal, so that a gang is not deleted for a replacement that is refused.
         """
-        refusals_before, has_status = len(record.refusal_errors), False
+        refusals_before, has_status = len(attempt.refusal_errors), False
         may_create = may_delete = True
         for write in plan.writes:
             match write:
                 case Apply():
                     if may_create or write.uid:
-                        is_written = await self._write_object(key, observed, write, record, fields)
+                        is_written = await self._write_object(attempt, write)
                         may_create = may_create and (is_written or bool(write.uid))
                         may_delete = may_delete and is_written
                 case Delete():
                     if may_delete:
-                        await self._write_object(key, observed, write, record, fields)
+                        await self._write_object(attempt, write)
                 case StatusWrite():
-                    if len(record.refusal_errors) > refusals_before:
+                    if len(attempt.refusal_errors) > refusals_before:
                         return False
                     has_status = True
-                    delay = await self._write_status(key, observed, write, record)
-                    record.waits += [delay, self._unwritten.next_retry(key)]
+                    delay = await self._write_status(attempt, write)
+                    attempt.waits += [delay, self._unwritten.next_retry(attempt.key)]
                     may_delete = may_delete and not (write.required and delay is not None)
-        is_refused = len(record.refusal_errors) > refusals_before
+        is_refused = len(attempt.refusal_errors) > refusals_before
         if has_status and is_refused:
-            record.waits.append(STATUS_INTERVAL)  # the next status reports the refusal
+            attempt.waits.append(STATUS_INTERVAL)  # the next status reports the refusal
         return has_status or not is_refused
 
-    async def _write_object(
-        self,
-        key: Key,
-        observed: Observed,
-        write: Apply | Delete,
-        record: _Record,
-        fields: Mapping[str, str],
-    ) -> bool:
+    async def _write_object(self, attempt: _Attempt, write: Apply | Delete) -> bool:
         """Write one object, at most once in an attempt; False if it is refused."""
-        write_id = identity(write)
-        if write_id in record.successful_writes:
+        key, observed, write_id = attempt.key, attempt.observed, identity(write)
+        if write_id in attempt.successful_writes:
             return True
         if self._refusals.is_refused(key, write):
             return False
         try:
-            has_created = await self._writes.write(key, write, fields)
+            has_created = await self._writes.write(key, write, attempt.fields)
         except (NameConflictError, RejectedError, ApiError) as error:
             if not is_refusal(error, write):
                 raise
             self._refusals.add(key, observed, write, error)
-            record.refusal_errors.append(error)
+            attempt.refusal_errors.append(error)
             self._record_forbidden(observed.job, error)
-            resource, name = write.kind.resource, write.name
-            log.warning("object refused", **fields, resource=resource, name=name, error=str(error))
+            what = {"resource": write.kind.resource, "name": write.name, "error": str(error)}
+            log.warning("object refused", **attempt.fields, **what)
             return False
-        record.successful_writes.add(write_id)
-        record.has_created = record.has_created or has_created
+        attempt.successful_writes.add(write_id)
+        attempt.has_created = attempt.has_created or has_created
         return True
 
     def _record_forbidden(self, job: TorchrunJob, error: Exception) -> None:
@@ -214,17 +208,15 @@ class JobReconciler:
         if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
             self._events.record(job, Event("Warning", "Forbidden", error.message))
 
-    async def _write_status(
-        self, key: Key, observed: Observed, write: StatusWrite, record: _Record
-    ) -> float | None:
+    async def _write_status(self, attempt: _Attempt, write: StatusWrite) -> float | None:
         """Write the status and record its events, or return the seconds until that may be done.
 
         If other jobs wait to start, the status of a new gang comes later: the cache event of each
         created object requeues the key, and the seconds cover an object that never appears. A
         status that the API server refuses counts as written: a gang must end even so.
         """
-        job = observed.job
-        is_urgent = write.required or not record.has_created or bool(record.refusal_errors)
+        key, observed, job = attempt.key, attempt.observed, attempt.observed.job
+        is_urgent = write.required or not attempt.has_created or bool(attempt.refusal_errors)
         if not is_urgent and self._is_busy():
             return STATUS_INTERVAL
         status = self._unwritten.to_write(key, job, write.status)
