@@ -215,6 +215,19 @@ class TestStatus:
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log == [SERVICE, status("Suspended"), GONE]
 
+    async def test_nothing_is_deleted_before_the_status_that_records_it(self, world: World) -> None:
+        world.present[KEY] = observed("Running")
+        world.cache.resource_version = 100
+        world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Running", "1/2 ready")),))
+        await world.reconciler.attempt(KEY)
+        last = StatusWrite(status=status("Running", "2/2 ready"), required=True)
+        world.plan = lambda _: Plan(writes=(last, GONE))
+        assert isinstance(await world.reconciler.attempt(KEY), RequeueAfter)
+        assert GONE not in world.log
+        world.time += 1
+        await world.reconciler.attempt(KEY)
+        assert world.log[1:] == [last.status, GONE]
+
     async def test_other_writes_are_not_delayed(self, world: World) -> None:
         world.present[KEY] = observed("Running")
         world.cache.resource_version = 100

@@ -7,6 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_controller.reconcile import reconcile
+from torchrun_controller.reconcile.job.assess import Assessment, assess
+from torchrun_controller.reconcile.model.phases import State
 from unit.reconcile.test_invariants import Histories, Reaction
 from world import DEFAULTS, World, make_job, make_queue
 
@@ -58,3 +60,59 @@ def test_the_rendezvous(
     assert (env["PET_RDZV_BACKEND"], env["PET_RDZV_ENDPOINT"]) == (backend, endpoint)
     falls_back = bool(job or queue) and backend == "static"
     assert any(c.type == "NotYetSupported" for c in status.conditions) is falls_back
+
+
+def assessed(world: World) -> Assessment:
+    return assess(world.observed(), world.now, world.defaults)
+
+
+def running() -> World:
+    world = World(make_job(numNodes=2), make_queue())
+    world.settle()
+    world.all_workers("Running")
+    world.settle()
+    return world
+
+
+def test_a_gang_that_goes_on_needs_no_next_attempt():
+    assessment = assessed(running())
+    assert assessment.gang is not None
+    assert assessment.gang.state is State.GANG_RUNNING
+    assert (assessment.end, assessment.survivors, assessment.next_attempt) == (None, (), None)
+
+
+def test_a_failed_gang_has_an_end_and_a_next_attempt():
+    world = running()
+    world.end_container(world.workers()[0].metadata.name, "trainer", exit_code=1)
+    assessment = assessed(world)
+    assert assessment.end is not None
+    assert assessment.next_attempt is not None
+    assert assessment.next_attempt.cause == assessment.end.attempt
+    assert assessment.next_attempt.history.counts.restarts == 1
+    survivor = world.workers()[1].metadata.name
+    assert [delete.name for delete in assessment.survivors] == [survivor]
+
+
+def test_no_attempt_follows_while_the_job_is_suspended():
+    world = running()
+    world.spec(suspend=True)
+    world.settle()
+    assert assessed(world).next_attempt is None
+
+
+def test_an_invalid_spec_is_part_of_the_next_attempt():
+    next_attempt = assessed(World(make_job(numGPUs=4), make_queue())).next_attempt
+    assert next_attempt is not None
+    assert next_attempt.spec_problem is not None
+    assert next_attempt.spec_problem.reason == "InvalidSpec"
+    assert next_attempt.preparation is None
+
+
+def test_nothing_more_is_computed_of_a_finished_job():
+    world = running()
+    world.all_workers("Succeeded")
+    world.job_condition("Complete")
+    world.settle()
+    assert world.phase == "Succeeded"
+    assessment = assessed(world)
+    assert (assessment.gang, assessment.next_attempt) == (None, None)
