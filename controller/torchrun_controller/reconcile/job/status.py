@@ -10,11 +10,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.meta import Condition
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.reliability import QueuePolicy
-from torchrun_api.status import (
-    TERMINAL,
-    TorchrunJobStatus,
-    WorkersStatus,
-)
+from torchrun_api.status import TERMINAL, TorchrunJobStatus, WorkersStatus
 from torchrun_api.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE

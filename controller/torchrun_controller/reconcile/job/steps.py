@@ -7,51 +7,22 @@ from msgspec import Struct
 
 from torchrun_api.status import TERMINAL, Phase
 from torchrun_controller.reconcile.gang import fence
-from torchrun_controller.reconcile.job import events, progress, status
+from torchrun_controller.reconcile.job import (
+    endings,
+    events,
+    next_attempt,
+    progress,
+    running,
+    status,
+)
 from torchrun_controller.reconcile.job.assess import Assessment, assess
 from torchrun_controller.reconcile.job.decisions import Decision
-from torchrun_controller.reconcile.job.endings import (
-    deadline_exceeded,
-    preempted,
-    start_timed_out,
-    suspended,
-)
 from torchrun_controller.reconcile.job.finished import job_finished
-from torchrun_controller.reconcile.job.next_attempt import (
-    checkpoints_terminating,
-    create_gang,
-    dependencies_not_met,
-    dependency_failed,
-    gang_refused,
-    job_invalid,
-    nodes_not_read,
-    not_admitted,
-    queue_missing,
-    scheduler_missing,
-    spec_invalid,
-    unfenced_not_recorded,
-    workspace_not_ready,
-)
-from torchrun_controller.reconcile.job.running import (
-    backing_off,
-    gang_deleted,
-    gang_exists,
-    gang_failed,
-    gang_succeeded,
-    service_refused,
-)
 from torchrun_controller.reconcile.job.writes import build_plan
 from torchrun_controller.reconcile.model.messages import sentence
-from torchrun_controller.reconcile.model.observed import (
-    Defaults,
-    Observed,
-)
+from torchrun_controller.reconcile.model.observed import Defaults, Observed
 from torchrun_controller.reconcile.model.plan import Event, Plan, StatusWrite
-from torchrun_controller.reconcile.model.times import (
-    deadline_left,
-    soonest,
-    sync_left,
-)
+from torchrun_controller.reconcile.model.times import deadline_left, soonest, sync_left
 from torchrun_controller.reconcile.pods import nodes
 from torchrun_controller.reconcile.pods.lifecycle import alive
 
@@ -94,32 +65,32 @@ STEPS: tuple[Step, ...] = (
     Step(job_unreadable, ()),
     Step(job_finished, ()),
     # What ends a job comes first.
-    Step(gang_succeeded, ("Succeeded",)),
-    Step(deadline_exceeded, ("TimedOut",)),
-    Step(gang_deleted, ("Failed",)),
+    Step(running.gang_succeeded, ("Succeeded",)),
+    Step(endings.deadline_exceeded, ("TimedOut",)),
+    Step(running.gang_deleted, ("Failed",)),
     # What the user or the queue asks for. While pods end, a pause leaves the phase as it is.
-    Step(suspended, ("Suspended",)),
-    Step(preempted, ("Preempted",)),
-    Step(start_timed_out, ("Queued",)),
+    Step(endings.suspended, ("Suspended",)),
+    Step(endings.preempted, ("Preempted",)),
+    Step(endings.start_timed_out, ("Queued",)),
     # A gang that exists, or existed: it failed, or is kept going.
-    Step(gang_failed, ("Failed",)),
-    Step(backing_off, ("Queued",)),
-    Step(service_refused, ("Pending",)),
-    Step(gang_exists, ("Queued", "Running", "Preempted")),
+    Step(running.gang_failed, ("Failed",)),
+    Step(running.backing_off, ("Queued",)),
+    Step(running.service_refused, ("Pending",)),
+    Step(running.gang_exists, ("Queued", "Running", "Preempted")),
     # What is missing for the next attempt, cheapest first.
-    Step(job_invalid, ("Pending",)),
-    Step(queue_missing, ("Pending",)),
-    Step(spec_invalid, ("Pending",)),
-    Step(dependency_failed, ("Failed", "Pending")),
-    Step(scheduler_missing, ("Pending",)),
-    Step(workspace_not_ready, ("Syncing", "Failed", "Pending")),
-    Step(dependencies_not_met, ("Queued",)),
-    Step(checkpoints_terminating, ("Queued",)),
-    Step(gang_refused, ("Pending",)),
-    Step(not_admitted, ("Queued", "Preempted")),
-    Step(nodes_not_read, ("Queued",)),
-    Step(unfenced_not_recorded, ("Queued",)),
-    Step(create_gang, ("Queued", "Pending")),
+    Step(next_attempt.job_invalid, ("Pending",)),
+    Step(next_attempt.queue_missing, ("Pending",)),
+    Step(next_attempt.spec_invalid, ("Pending",)),
+    Step(next_attempt.dependency_failed, ("Failed", "Pending")),
+    Step(next_attempt.scheduler_missing, ("Pending",)),
+    Step(next_attempt.workspace_not_ready, ("Syncing", "Failed", "Pending")),
+    Step(next_attempt.dependencies_not_met, ("Queued",)),
+    Step(next_attempt.checkpoints_terminating, ("Queued",)),
+    Step(next_attempt.gang_refused, ("Pending",)),
+    Step(next_attempt.not_admitted, ("Queued", "Preempted")),
+    Step(next_attempt.nodes_not_read, ("Queued",)),
+    Step(next_attempt.unfenced_not_recorded, ("Queued",)),
+    Step(next_attempt.create_gang, ("Queued", "Pending")),
 )
 
 
