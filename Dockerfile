@@ -17,8 +17,8 @@ COPY pyproject.toml README.md LICENSE ./
 COPY api/ api/
 COPY controller/ controller/
 COPY runtime/ runtime/
-# Bytecode with hashes, not times, so that two builds are the same. kubernetes_asyncio reads kubeconfigs
-# only, which no pod has, and its bytecode would be a fifth of all.
+# Bytecode with hashes, not times, so that two builds are the same. The APIs and models of kubernetes_asyncio
+# are not imported, and their bytecode would be a fifth of all.
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel . \
  && /opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps --no-index /wheel/*.whl \
  && cp -r runtime/torchrun_runtime/launch /opt/launch \
@@ -27,7 +27,7 @@ RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --whe
  && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
       --output-file /opt/sbom.cdx.json /opt/venv/bin/python \
  && find /opt/venv -name __pycache__ -prune -exec rm -r {} + \
- && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x /kubernetes_asyncio/ /opt/venv/lib
+ && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/kubernetes_asyncio/client/(api|models)/' /opt/venv/lib
 
 FROM ${BASE}
 ARG VERSION=0.1.0

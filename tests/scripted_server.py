@@ -10,7 +10,7 @@ from aiohttp import web
 
 from torchrun_api.json import JsonObject
 from torchrun_controller.client.connection import Connection
-from torchrun_controller.client.credentials import Endpoint
+from torchrun_controller.client.credentials import Endpoint, Tls
 from web_server import listening, stop_accepting
 
 # The head of a response that is sent byte by byte.
@@ -85,7 +85,7 @@ async def streamed(request: web.BaseRequest, *chunks: bytes) -> web.StreamRespon
 class Token:
     """Credentials whose value a test sets; counts how often it was read and renewed."""
 
-    tls: SSLContext | None = None
+    tls: Tls | None = None
 
     def __init__(self, value: str = "Bearer one", renewed: str = "Bearer one") -> None:
         self.value = value

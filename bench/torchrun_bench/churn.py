@@ -52,7 +52,7 @@ class _Memory:
         self.bytes = 0
         self.end = asyncio.Event()
 
-    async def request(self, *arguments: object, **options: object) -> Response:
+    async def read_list(self, *arguments: object, **options: object) -> Response:
         """Refuse lists, which are not needed."""
         raise AssertionError(arguments)
 

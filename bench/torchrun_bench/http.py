@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 
 from torchrun_api.json import JsonObject
-from torchrun_controller.client.credentials import Endpoint
+from torchrun_controller.client.credentials import Endpoint, Tls
 from torchrun_controller.client.http1 import encode_request
 from torchrun_controller.client.pool import Pool
 
@@ -61,7 +61,7 @@ class Client:
     """Short requests over the transport of the controller: httptools and its pool."""
 
     def __init__(self, server: Server) -> None:
-        self._endpoint = Endpoint(server.url, server.tls())
+        self._endpoint = Endpoint(server.url, Tls(server.tls()))
         self._headers = {"Host": urllib.parse.urlsplit(server.url).netloc, "Accept": JSON}
         self._pool = Pool()
 

@@ -145,6 +145,17 @@ class Transport:
             raise Disconnected(f"{method} {path}: timed out") from error
         return answer
 
+    async def read_list(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] = _NONE,
+        headers: Mapping[str, str] = _NONE,
+        timeout: float = 60.0,  # noqa: ASYNC109 the interface of the real one
+    ) -> Response:
+        """Read a list. Raises as `request` does."""
+        return await self.request("GET", path, query=query, headers=headers, timeout=timeout)
+
     @asynccontextmanager
     async def stream(
         self, path: str, *, query: Mapping[str, str], silence: float = 90.0, total: float

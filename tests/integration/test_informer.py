@@ -103,12 +103,12 @@ class BetweenPages(Transport):
         self.happen = happen
         self.asked: list[tuple[str, bool]] = []
 
-    async def request(self, method: str, path: str, **options: Any) -> Response:
+    async def read_list(self, path: str, **options: Any) -> Response:
         query = options["query"]
         self.asked.append((query.get("limit", ""), "continue" in query))
         if "continue" in query:
             await self.happen()
-        return await super().request(method, path, **options)
+        return await super().read_list(path, **options)
 
 
 class Cable:

@@ -64,15 +64,6 @@ def test_a_bug_is_one_line_with_its_traceback() -> None:
     assert entry["time"].endswith("Z")
 
 
-def test_a_controller_in_a_cluster_loads_no_generated_client() -> None:
-    """kubernetes_asyncio takes 0.65 s and 71 MiB, and is needed for kubeconfig files only."""
-    program = "import sys, torchrun_controller.app; print('kubernetes_asyncio' in sys.modules)"
-    answer = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.strip() == "False"
-
-
 def test_uvloop_if_installed() -> None:
     assert _loop_factory(True) is uvloop.new_event_loop
 

@@ -199,8 +199,8 @@ class Informer(Generic[T]):
         timeout: float = 30.0,  # noqa: ASYNC109 see Transport.request
     ) -> Response:
         try:
-            response = await self._transport.request(
-                "GET", self.path, query=query, headers=headers, timeout=timeout
+            response = await self._transport.read_list(
+                self.path, query=query, headers=headers, timeout=timeout
             )
         except (ApiError, Disconnected) as error:
             self.last_read.record("list", _code_of(error))

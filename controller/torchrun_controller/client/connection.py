@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import anyio
 import anyio.abc
 import structlog
@@ -19,11 +18,12 @@ from torchrun_controller.client.credentials import (
     Kubeconfig,
     ServiceAccount,
     home_kubeconfig,
-    in_cluster,
+    is_in_pod,
     kubeconfig_path,
 )
 from torchrun_controller.client.errors import ConfigError
 from torchrun_controller.client.pool import Pool
+from torchrun_controller.client.rest import RestClients
 from torchrun_controller.client.session import Observe, Transport
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -68,11 +68,9 @@ class Connection:
         Raises ConfigError.
         """
         path = kubeconfig_path(kubeconfig, environ)
-        if path is None and context is None:
-            endpoint = in_cluster(environ, service_account)
-            if endpoint is not None:
-                account = ServiceAccount(service_account, endpoint.tls)
-                return await cls(endpoint, account)._with_credentials()
+        if path is None and context is None and is_in_pod(environ, service_account):
+            account = ServiceAccount(service_account, environ)
+            return await cls(account.endpoint(), account)._with_credentials()
         credentials = Kubeconfig(path or home_kubeconfig(environ), context)
         return await cls(await credentials.endpoint(), credentials)._with_credentials()
 
@@ -185,17 +183,12 @@ class Connection:
             "Accept-Encoding": "identity",
             "User-Agent": agent,
         }
-        pool = Pool(before_send, tcp_user_timeout)
-        async with aiohttp.ClientSession(
-            # No limit: six watches for each namespace; writers have their own limits.
-            connector=aiohttp.TCPConnector(ssl=self.endpoint.tls or True, limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
-        ) as session:
-            try:
-                yield Transport(self, pool, session, observe or _ignore_request, headers)
-            finally:
-                pool.close()
+        pool, rest = Pool(before_send, tcp_user_timeout), RestClients()
+        try:
+            yield Transport(self, pool, rest, observe or _ignore_request, headers)
+        finally:
+            pool.close()
+            await rest.close()
 
 
 def _ignore_request(verb: str, resource: str, code: int, seconds: float) -> None:

@@ -30,11 +30,23 @@ T = TypeVar("T")
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
+class Tls(Struct, frozen=True):
+    """How the server is verified, and our client certificate: a context, and its files.
+
+    kubernetes_asyncio reads the files itself.
+    """
+
+    context: ssl.SSLContext
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
 class Endpoint(Struct, frozen=True):
     """A server and how to reach it."""
 
     server: str
-    tls: ssl.SSLContext | None = None
+    tls: Tls | None = None
     server_hostname: str | None = None
     proxy: str | None = None
     namespace: str = "default"
@@ -44,8 +56,8 @@ class Credentials(Protocol):
     """Source of the Authorization header, "" for a client certificate or no credentials."""
 
     @property
-    def tls(self) -> ssl.SSLContext | None:
-        """The TLS context for new connections since the last `read` or `renew`; None: unchanged."""
+    def tls(self) -> Tls | None:
+        """The TLS of new connections since the last `read` or `renew`; None: unchanged."""
 
     async def read(self) -> str:
         """Return the present value; called about once a minute. Raises ConfigError."""
@@ -55,18 +67,18 @@ class Credentials(Protocol):
 
 
 class Trust:
-    """A TLS context that follows the files of the cluster's CA and of our client certificate."""
+    """TLS that follows the files of the cluster's CA and of our client certificate."""
 
-    def __init__(self, ca_file: str | None, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` is a context that was built from `ca_file` before. Raises ConfigError."""
-        self.tls = tls or tls_context(ca_file)
+    def __init__(self, ca_file: str | None) -> None:
+        """Raises ConfigError."""
+        self.tls = load_tls(ca_file)
         self._ca = _read_file(ca_file)
         self._certificate = b""
 
     def refresh(
         self, ca_file: str | None, cert_file: str | None = None, key_file: str | None = None
     ) -> None:
-        """Replace the context if a file has changed; keep it if a new file cannot be used.
+        """Replace `tls` if a file has changed; keep it if a new file cannot be used.
 
         A context can only be extended, so it is replaced: open connections keep a removed CA and an
         expired certificate until they end, new ones do not use them. Raises OSError if the
@@ -76,15 +88,13 @@ class Trust:
         if (ca, certificate) == (self._ca, self._certificate):
             return
         try:
-            tls = tls_context(ca_file)
+            tls = load_tls(ca_file, cert_file, key_file)
         except ConfigError as error:
             log.warning(
                 "cannot load the new CA of the cluster; the previous one remains in use",
                 error=str(error),
             )
             return
-        if cert_file:
-            tls.load_cert_chain(cert_file, key_file)
         if ca != self._ca:
             log.info("the new CA of the cluster is in use", file=ca_file)
         self.tls, self._ca, self._certificate = tls, ca, certificate
@@ -97,43 +107,86 @@ def _read_file(file: str | None) -> bytes:
         return b""
 
 
-class ServiceAccount:
-    """The token and CA mounted into a pod, which the kubelet replaces before they expire."""
+class _Loaded:
+    """What a loader of kubernetes_asyncio puts into its Configuration. `source` names its input."""
 
-    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
-        self._token = folder / "token"
-        self._ca = str(folder / "ca.crt")
-        self._trust = Trust(self._ca, tls)
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._trust: Trust | None = None  # with https
+        self._configuration: Configuration
 
     @property
-    def tls(self) -> ssl.SSLContext:
-        """The context for the mounted CA."""
-        return self._trust.tls
+    def tls(self) -> Tls | None:
+        """TLS with the CA of the cluster and our client certificate, as they are now."""
+        return self._trust.tls if self._trust is not None else None
+
+    def _take(self) -> str:
+        """Use the files and the token that are loaded. Returns the Authorization header."""
+        configuration = self._configuration
+        if self._trust is not None:
+            # A certificate may be replaced on disk or by a plugin.
+            try:
+                self._trust.refresh(
+                    configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file
+                )
+            except OSError as error:
+                raise self._config_error(error) from error
+        value: str = configuration.api_key.get("BearerToken", "")
+        return value.strip()  # a token file may end with a newline
+
+    def _config_error(self, error: Exception) -> ConfigError:
+        detail = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return ConfigError(f"{self._source} cannot be used: {detail}")
+
+
+class ServiceAccount(_Loaded):
+    """The token and CA mounted into a pod, which the kubelet replaces before they expire."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        super().__init__(f"service account {folder}")
+        library = slim.import_library()
+        self._folder = folder
+        self._configuration = library.configuration()
+        self._loader = library.in_cluster_loader(
+            str(folder / "token"), str(folder / "ca.crt"), environ=dict(environ)
+        )
+
+    def endpoint(self) -> Endpoint:
+        """Return the API server as seen from the pod. Raises ConfigError."""
+        self._load()
+        self._trust = Trust(self._configuration.ssl_ca_cert)
+        namespace = self._folder / "namespace"
+        return Endpoint(
+            server=self._loader.host,
+            tls=self.tls,
+            namespace=namespace.read_text().strip() if namespace.exists() else "default",
+        )
 
     async def read(self) -> str:
-        """Read the token. Raises ConfigError if it is missing."""
-        try:
-            token = self._token.read_text().strip()
-        except OSError as error:
-            raise ConfigError(f"cannot read the service account's token: {error}") from error
-        self._trust.refresh(self._ca)
-        return f"Bearer {token}"
+        """Read the token and the CA. Raises ConfigError."""
+        self._load()
+        return self._take()
 
     async def renew(self) -> str:
-        """Read it again."""
+        """Read them again."""
         return await self.read()
 
+    def _load(self) -> None:
+        try:
+            self._loader.load_and_set(self._configuration)
+        except Exception as error:  # as of the loader of kubeconfigs
+            raise self._config_error(error) from error
 
-class Kubeconfig:
-    """A kubeconfig with exec plugins, token files and certificates, read by kubernetes_asyncio."""
+
+class Kubeconfig(_Loaded):
+    """A kubeconfig with exec plugins, token files and certificates."""
 
     def __init__(self, path: str, context: str | None, timeout: float = 60.0) -> None:
+        super().__init__(f"kubeconfig {path}")
         self._path = path
         self._timeout = timeout
         self._context = context
-        self._trust: Trust | None = None  # with https
         self._loader: KubeConfigLoader
-        self._configuration: Configuration
 
     async def endpoint(self) -> Endpoint:
         """Read the file; raises ConfigError."""
@@ -143,11 +196,11 @@ class Kubeconfig:
         if host.startswith("https"):
             if not configuration.verify_ssl:
                 raise ConfigError(
-                    f"kubeconfig {self._path}: insecure-skip-tls-verify is not supported; "
+                    f"{self._source}: insecure-skip-tls-verify is not supported; "
                     "put the cluster's CA in certificate-authority instead"
                 )
             self._trust = Trust(configuration.ssl_ca_cert)
-            self._load_client_certificate()
+            self._take()
         current = (self._loader.current_context or {}).get("context") or {}
         return Endpoint(
             server=host,
@@ -157,33 +210,25 @@ class Kubeconfig:
             namespace=current.get("namespace") or "default",
         )
 
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """The context for the CA of the kubeconfig, with its client certificate."""
-        return self._trust.tls if self._trust is not None else None
-
     async def read(self) -> str:
         """Let the loader renew what has expired; raises ConfigError."""
         await self._await_loader(self._loader.load_and_set(self._configuration))
-        self._load_client_certificate()
-        return self._authorization()
+        return self._take()
 
     async def renew(self) -> str:
         """Read everything again: the loader caches a plugin's token until it expires."""
         await self._load()
-        self._load_client_certificate()
-        return self._authorization()
+        return self._take()
 
     async def _load(self) -> None:
         if not any(map(os.path.exists, self._path.split(os.pathsep))):
             raise ConfigError(
-                f"kubeconfig {self._path} cannot be used: it does not exist; "
-                "set --kubeconfig or KUBECONFIG"
+                f"{self._source} cannot be used: it does not exist; set --kubeconfig or KUBECONFIG"
             )
-        reader = slim.import_reader()
-        configuration = reader.configuration()
+        library = slim.import_library()
+        configuration = library.configuration()
         self._loader = await self._await_loader(
-            reader.load_kube_config(self._path, self._context, client_configuration=configuration)
+            library.load_kube_config(self._path, self._context, client_configuration=configuration)
         )
         self._configuration = configuration
 
@@ -195,31 +240,10 @@ class Kubeconfig:
                 return await loading
         except TimeoutError as error:
             raise ConfigError(
-                f"kubeconfig {self._path}: its credential plugin did not respond "
-                f"within {self._timeout:g} s"
+                f"{self._source}: its credential plugin did not respond within {self._timeout:g} s"
             ) from error
         except Exception as error:  # the loader raises any type, also AssertionError
             raise self._config_error(error) from error
-
-    def _authorization(self) -> str:
-        value: str = self._configuration.api_key.get("BearerToken", "")
-        return value
-
-    def _load_client_certificate(self) -> None:
-        # A certificate may be replaced on disk or by a plugin.
-        configuration = self._configuration
-        if self._trust is None:
-            return
-        try:
-            self._trust.refresh(
-                configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file
-            )
-        except OSError as error:
-            raise self._config_error(error) from error
-
-    def _config_error(self, error: Exception) -> ConfigError:
-        detail = f"{type(error).__name__}: {error}".removesuffix(": ")
-        return ConfigError(f"kubeconfig {self._path} cannot be used: {detail}")
 
 
 def kubeconfig_path(kubeconfig: str | None, environ: Mapping[str, str]) -> str | None:
@@ -228,17 +252,10 @@ def kubeconfig_path(kubeconfig: str | None, environ: Mapping[str, str]) -> str |
     return os.path.expanduser(path) if path else None
 
 
-def in_cluster(environ: Mapping[str, str], folder: Path) -> Endpoint | None:
-    """Return the API server as seen from a pod, None outside a pod. Raises ConfigError."""
-    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
-    if not host or not port or not (folder / "token").exists():
-        return None
-    namespace = folder / "namespace"
-    return Endpoint(
-        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
-        tls=tls_context(str(folder / "ca.crt")),
-        namespace=namespace.read_text().strip() if namespace.exists() else "default",
-    )
+def is_in_pod(environ: Mapping[str, str], folder: Path) -> bool:
+    """Whether the process runs in a pod with a service account."""
+    address = (environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
+    return all(address) and (folder / "token").exists()
 
 
 def home_kubeconfig(environ: Mapping[str, str]) -> str:
@@ -253,7 +270,7 @@ def home_kubeconfig(environ: Mapping[str, str]) -> str:
 
 
 def _environment_proxy(server: str) -> str | None:
-    # aiohttp's trust_env would also read ~/.netrc, in a thread, for each request.
+    # aiohttp's trust_env does not know networks, and also reads ~/.netrc for each request.
     url, proxies = urllib.parse.urlsplit(server), urllib.request.getproxies()
     host = url.hostname or ""
     if urllib.request.proxy_bypass(f"{host}:{url.port}" if url.port else host):
@@ -291,3 +308,14 @@ def tls_context(ca_file: str | None) -> ssl.SSLContext:
         raise ConfigError(f"cannot read the cluster's CA from {ca_file}: {error}") from error
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
+
+
+def load_tls(ca_file: str | None, cert_file: str | None = None, key_file: str | None = None) -> Tls:
+    """Load a CA, and a client certificate if there is one.
+
+    Raises ConfigError for the CA, and OSError for the certificate.
+    """
+    context = tls_context(ca_file)
+    if cert_file:
+        context.load_cert_chain(cert_file, key_file)
+    return Tls(context, ca_file, cert_file, key_file)

@@ -1,7 +1,7 @@
 """HTTP/1.1 for short requests: one write for a request, a parser for its response. No I/O.
 
-aiohttp takes 0.25 ms of CPU for a request, and the controller sends about four for each job. The
-watches still use aiohttp.
+aiohttp takes 0.25 ms of CPU for a request, and the controller sends about four for each job. Lists
+and watches use it, below the REST client of kubernetes_asyncio.
 """
 
 from collections.abc import Mapping

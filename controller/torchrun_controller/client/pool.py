@@ -103,7 +103,8 @@ class Pool:
         tls: ssl.SSLContext | bool | None = None
         name = None
         if url.scheme == "https":
-            tls, name = endpoint.tls or True, endpoint.server_hostname or host
+            tls = True if endpoint.tls is None else endpoint.tls.context
+            name = endpoint.server_hostname or host
         if endpoint.proxy is None:
             sock = await _connect_socket(host, port)
         else:

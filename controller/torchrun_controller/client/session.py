@@ -4,7 +4,7 @@ import gzip
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Protocol, TypeAlias, TypeVar
 
 import aiohttp
@@ -20,6 +20,7 @@ from torchrun_controller.client.http1 import (
     encode_target,
 )
 from torchrun_controller.client.pool import CONNECT_SECONDS, Pool
+from torchrun_controller.client.rest import RestClients
 
 # Called with the verb ("get", "patch", "watch"), the resource ("jobs.batch"), the HTTP code (0: no
 # response) and the seconds until the response's headers.
@@ -107,24 +108,26 @@ class _Access(Struct, frozen=True):
 class Transport:
     """Sends requests and opens streams. Every failure is an ApiError or Disconnected.
 
-    Short requests use `pool`, streams use `session`. `headers` are sent with each of both.
+    Short requests use `pool`, lists and streams use `rest`. `headers` are sent with each.
     """
 
     def __init__(
         self,
         authority: Authority,
         pool: Pool,
-        session: aiohttp.ClientSession,
+        rest: RestClients,
         observe: Observe,
         headers: Mapping[str, str],
     ) -> None:
         self._authority = authority
         self._pool = pool
-        self._session = session
+        self._rest = rest
         self._observe = observe
-        self._server = yarl.URL(authority.endpoint.server)
-        self._headers = {"Host": self._server.raw_authority, **headers}
-        self._prefix = self._server.raw_path.rstrip("/")
+        server = yarl.URL(authority.endpoint.server)
+        self._headers = headers
+        self._host = {"Host": server.raw_authority}
+        self._origin = str(server.origin())
+        self._prefix = server.raw_path.rstrip("/")
 
     async def request(
         self,
@@ -159,6 +162,22 @@ class Transport:
             raise ApiError.from_answer(response.status, content, retry_after)
         return Response(response.status, content, response.headers.get("etag", ""), str(call))
 
+    async def read_list(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, str] = _NO_QUERY,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        timeout: float = 60.0,  # noqa: ASYNC109 aiohttp's timers
+    ) -> Response:
+        """Read a list, or a page of one, within `timeout` seconds. Raises as `request` does."""
+        call = _Request("get", "GET", path, query, timeout, headers=headers)
+        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_SECONDS)
+        async with self._open(call, limits) as response:
+            with _translate_errors(call):
+                body = await response.read()
+        return Response(response.status, body, response.headers.get("ETag", ""), str(call))
+
     @asynccontextmanager
     async def stream(
         self, path: str, *, query: Mapping[str, str], silence: float = 90.0, total: float
@@ -185,8 +204,8 @@ class Transport:
         return _Access(await self._authority.authorization(value), self._authority.endpoint)
 
     async def _exchange(self, call: _Request, access: "_Access") -> HttpResponse:
-        headers = {**self._headers, **call.headers, **access.headers}
-        target = encode_target(self._prefix + _safe_path(call.path), call.query)
+        headers = {**self._host, **self._headers, **call.headers, **access.headers}
+        target = self._target(call)
         started = time.monotonic()
         code = 0
         try:
@@ -202,47 +221,54 @@ class Transport:
     async def _open(
         self, call: _Request, limits: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        access = await self._access()
-        try:
-            response = await self._start_stream(call, limits, access)
-        except ApiError as error:
-            if error.status != 401:
-                raise
-            renewed = await self._access(refused=access)
-            if renewed == access:
-                raise
-            response = await self._start_stream(call, limits, renewed)
-        async with response:
+        """Open a response for lists and watches, once more after a 401 with fresh credentials."""
+        async with AsyncExitStack() as stack:
+            access = await self._access()
+            try:
+                response = await self._start_response(stack, call, limits, access)
+            except ApiError as error:
+                if error.status != 401:
+                    raise
+                renewed = await self._access(refused=access)
+                if renewed == access:
+                    raise
+                response = await self._start_response(stack, call, limits, renewed)
             yield response
 
-    async def _start_stream(
-        self, call: _Request, limits: aiohttp.ClientTimeout, access: "_Access"
+    async def _start_response(
+        self,
+        stack: AsyncExitStack,
+        call: _Request,
+        limits: aiohttp.ClientTimeout,
+        access: "_Access",
     ) -> aiohttp.ClientResponse:
-        endpoint = access.endpoint
-        url = self._server.with_path(self._server.path.rstrip("/") + _safe_path(call.path))
+        target = self._target(call)
         started = time.monotonic()
-        code = 0
+        code, body = 0, b""
         try:
             with _translate_errors(call):
-                response = await self._session.request(
+                rest = await stack.enter_async_context(self._rest.client(access.endpoint))
+                response: aiohttp.ClientResponse = await rest.request(
                     call.method,
-                    url.with_query(dict(call.query)),
-                    headers=access.headers,
-                    timeout=limits,
-                    allow_redirects=False,
-                    ssl=endpoint.tls or True,
-                    proxy=endpoint.proxy,
-                    server_hostname=endpoint.server_hostname,
+                    self._origin + target,
+                    headers={**self._headers, **call.headers, **access.headers},
+                    _preload_content=False,
+                    _request_timeout=limits,
                 )
-                code = response.status
+                await stack.enter_async_context(response)
+                # The library follows redirects, but the API has none.
+                first = response.history[0] if response.history else response
+                code = first.status
                 if code >= 300:
-                    async with response:
-                        body = await response.read()
+                    body = await response.read()
         finally:
             self._observe(call.verb, resource_of(call.path), code, time.monotonic() - started)
         if code >= 300:
-            raise ApiError.from_answer(code, body, response.headers.get("Retry-After", ""))
+            raise ApiError.from_answer(code, body, first.headers.get("Retry-After", ""))
         return response
+
+    def _target(self, call: _Request) -> str:
+        return encode_target(self._prefix + _safe_path(call.path), call.query)
 
 
 def _safe_path(path: str) -> str:

@@ -174,10 +174,10 @@ class TestLiveness:
 
     async def test_an_outage_is_retried_without_end(self) -> None:
         class Away:
-            async def request(self, *_: object, **__: object) -> NoReturn:
+            async def read_list(self, *_: object, **__: object) -> NoReturn:
                 raise Disconnected("refused")
 
-            stream = request
+            stream = read_list
 
         silence, idle = await self.silent_for(3600, Away())
         assert silence > 3600
@@ -187,7 +187,7 @@ class TestLiveness:
         now = 0.0
 
         class Hangs:
-            async def request(self, *_: object, **__: object) -> NoReturn:
+            async def read_list(self, *_: object, **__: object) -> NoReturn:
                 await asyncio.Event().wait()
                 raise AssertionError
 

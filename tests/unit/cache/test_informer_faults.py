@@ -15,7 +15,7 @@ TIMINGS = Timings(silence=50.0, short_lived=0.0)
 
 def fall_silent(harness: Harness) -> None:
     """Shorten the silence limit of the open watch. From the start, it would also limit the opening."""
-    (protocol,) = harness.informer._transport._session.connector._acquired
+    (protocol,) = harness.informer._transport._rest._current.rest.pool_manager.connector._acquired
     assert protocol.read_timeout == TIMINGS.silence
     protocol.read_timeout = 0.01
     protocol.start_timeout()

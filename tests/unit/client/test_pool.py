@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from torchrun_controller.client.credentials import Endpoint, tls_context
+from torchrun_controller.client.credentials import Endpoint, load_tls
 from torchrun_controller.client.http1 import HttpError
 from torchrun_controller.client.pool import IDLE_SECONDS, Pool
 from unit.client.raw_server import OK, REQUEST, proxying, serving
@@ -202,7 +202,7 @@ class TestProxy:
             async with serving(OK, OK, tls=serving_tls(pki)) as server, proxying() as proxy:
                 endpoint = Endpoint(
                     f"https://127.0.0.1:{server.port}",
-                    tls=tls_context(str(pki / "ca.crt")),
+                    tls=load_tls(str(pki / "ca.crt")),
                     server_hostname="kubernetes.test",
                     proxy=f"http://me:s%40crt@127.0.0.1:{proxy.port}",
                 )
@@ -224,7 +224,7 @@ class TestProxy:
             async with serving(OK, tls=serving_tls(pki)) as server, proxying() as proxy:
                 endpoint = Endpoint(
                     f"https://127.0.0.1:{server.port}",
-                    tls=tls_context(str(pki / "ca.crt")),
+                    tls=load_tls(str(pki / "ca.crt")),
                     server_hostname="other.test",
                     proxy=f"http://127.0.0.1:{proxy.port}",
                 )

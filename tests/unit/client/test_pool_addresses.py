@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from ports import refusing_port
-from torchrun_controller.client.credentials import Endpoint, tls_context
+from torchrun_controller.client.credentials import Endpoint, load_tls
 from torchrun_controller.client.pool import Pool
 from unit.client.raw_server import OK, REQUEST, proxying, serving
 from unit.client.tls_server import serving_tls
@@ -107,7 +107,7 @@ class TestServer:
                     runner.ports = [off, server.port]
                     endpoint = Endpoint(
                         "https://several.test:1",
-                        tls=tls_context(str(pki / "ca.crt")),
+                        tls=load_tls(str(pki / "ca.crt")),
                         server_hostname="kubernetes.test",
                     )
                     assert (await Pool().exchange(endpoint, REQUEST, SECONDS)).body == b"{}"
