@@ -60,14 +60,16 @@ def intern_strings(obj: T) -> T:
 
 
 def share_parts(obj: T, similar: Object | None) -> T:
-    """Let a freshly decoded child use those parts of `similar` that are equal, and return it.
+    """Let a freshly decoded object use those parts of `similar` that are equal, and return it.
 
-    `similar` is its last state, or the object before it in a list, which is often of the same gang.
+    `similar` is its last state, or the object that was decoded before it: often a pod of the same
+    gang, or a job of the same manifest, whose templates may have a megabyte.
     """
     if similar is not None and isinstance(obj.metadata, ChildMeta):
         _share(obj.metadata, similar.metadata, _PARTS)
-    if isinstance(obj, Pod) and isinstance(similar, Pod):
-        _share(obj.spec, similar.spec, _SPEC_PARTS)
+    spec, other = getattr(obj, "spec", None), getattr(similar, "spec", None)
+    if isinstance(spec, Struct) and isinstance(other, type(spec)):
+        _share(spec, other, _SPEC_PARTS if isinstance(obj, Pod) else spec.__struct_fields__)
     return obj
 
 

@@ -2,11 +2,13 @@
 
 import gc
 import sys
+import tracemalloc
 
 import pytest
 
 from frames import frame, pod
 from torchrun_api.core import Pod
+from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_controller.watch.codec import Codec
 from torchrun_controller.watch.events import Upserted
@@ -61,6 +63,38 @@ def test_pods_of_a_job_in_a_row_share_their_requests() -> None:
         pods.append(event.object)
     assert pods[0].spec.containers is pods[1].spec.containers
     assert pods[0].spec.containers[0].resources.requests == {"nvidia.com/gpu": "8"}
+
+
+def job(name: str, image: str = "trainer:1") -> bytes:
+    """An event of a job with a podTemplate of 13 KB."""
+    env: list[JsonObject] = [{"name": f"V{n}", "value": f"value {n}" * 5} for n in range(200)]
+    container: JsonObject = {"name": "trainer", "image": image, "env": [*env]}
+    spec: JsonObject = {"jobQueue": "gpu", "numNodes": 2, "command": "python train.py"}
+    spec["podTemplate"] = {"spec": {"containers": [container]}}
+    metadata: JsonObject = {"name": name, "namespace": "team", "resourceVersion": "5"}
+    return frame("ADDED", {"metadata": metadata, "spec": spec})
+
+
+def test_jobs_of_a_manifest_share_its_template() -> None:
+    codec = Codec(TorchrunJob)
+    frames = [job(f"sweep-{number}") for number in range(100)]
+    kept = [codec.frame(frames[0])]
+    tracemalloc.start()
+    kept += [codec.frame(line) for line in frames]
+    bytes_of_each = tracemalloc.get_traced_memory()[0] / len(frames)
+    tracemalloc.stop()
+    assert bytes_of_each < 3000 < len(frames[0])
+
+
+def test_jobs_with_other_templates_share_none() -> None:
+    codec = Codec(TorchrunJob)
+    events = [codec.frame(job("a")), codec.frame(job("b", image="trainer:2"))]
+    images = []
+    for event in events:
+        assert isinstance(event, Upserted)
+        (container,) = event.object.spec.pod_template.spec["containers"]
+        images.append(container["image"])
+    assert images == ["trainer:1", "trainer:2"]
 
 
 def test_deleted_pods_leave_no_strings() -> None:
