@@ -16,7 +16,7 @@ from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.store import Change, Store
-from torchrun_controller.watch import Timings
+from torchrun_controller.watch import Timings, Watcher
 
 LIST = "sendInitialEvents"
 # The timeout of one wait, in seconds. A passing test never waits this long.
@@ -158,7 +158,8 @@ async def informing(
     timings: Timings = Timings(short_lived=0.0),  # noqa: B008
     token: Token | None = None,
     plain_pages: int = 0,
-    **options: str,
+    label_selector: str = "",
+    namespace: str = "",
 ) -> AsyncIterator[Harness]:
     """An informer that streams its lists by default."""
     play, clock = Play(*steps), Clock()
@@ -169,17 +170,20 @@ async def informing(
         play.server = server
         harness = Harness(server, clock)
         harness.informer = Informer(
-            PODS,
+            Watcher(
+                PODS,
+                lambda: 0.0,
+                label_selector=label_selector,
+                timings=timings,
+                plain_pages=plain_pages,
+            ),
             transport,
             Store(),
             harness.on_change,
+            namespace=namespace,
             observer=harness.observed,
-            timings=timings,
             clock=clock.time,
             sleep=clock.sleep,
-            random=lambda: 0.0,
-            plain_pages=plain_pages,
-            **options,
         )
         async with running(harness.informer):
             yield harness

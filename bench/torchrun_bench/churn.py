@@ -13,6 +13,7 @@ Usage: python -m torchrun_bench.churn SIDE EVENTS
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.observe import JOB_INDEX, NODE_INDEX, by_job, by_node
 from torchrun_controller.cache.store import Store
 from torchrun_controller.client import Response
+from torchrun_controller.watch import Watcher
 from torchrun_controller.workqueue import AsyncWorkQueue
 
 SLOW = {"models": 50, "dicts": 5}  # one event in this many is measured
@@ -91,13 +93,12 @@ async def _controller(events: int) -> SideResult:
     queue: AsyncWorkQueue[tuple[str, str]] = AsyncWorkQueue(time.monotonic)
     store = Store({JOB_INDEX: by_job, NODE_INDEX: by_node})
     informer = Informer(
-        PODS,
+        Watcher(PODS, random.random, plain_pages=0),
         memory,  # type: ignore[arg-type] # the part of a Transport that an informer uses
         store,
         lambda change, initial: queue.add(
             (change.object.metadata.namespace, change.object.metadata.labels.torchrun_job)
         ),
-        plain_pages=0,
     )
 
     async def take() -> None:

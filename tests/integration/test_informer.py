@@ -7,6 +7,7 @@ behaves like an old release (no streamed lists, no watch cache).
 import asyncio
 import contextlib
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from torchrun_cluster import LocalCluster, Size
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Connection, Response, Transport
-from torchrun_controller.watch import Timings
+from torchrun_controller.watch import Timings, Watcher
 
 # Cheap objects that nobody else touches; of a Service, too, only the metadata is read.
 CONFIG_MAPS = Kind("", "v1", "configmaps", "ConfigMap", Service)
@@ -80,14 +81,17 @@ async def sessions(server: LocalCluster) -> AsyncIterator[tuple[Transport, Trans
 async def informed(transport: Transport) -> AsyncIterator[Recorder]:
     recorder = Recorder()
     recorder.informer = Informer(
-        CONFIG_MAPS,
+        Watcher(
+            CONFIG_MAPS,
+            random.random,
+            label_selector=SELECTOR,
+            timings=Timings(backoff=0.1),
+        ),
         transport,
         Store(),
         recorder.on_change,
-        label_selector=SELECTOR,
         namespace="default",
         observer=recorder.observed,
-        timings=Timings(backoff=0.1),
     )
     async with running(recorder.informer):
         async with asyncio.timeout(PATIENCE):

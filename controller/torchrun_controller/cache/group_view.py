@@ -22,6 +22,7 @@ from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.model.observed import Group, Installed
 from torchrun_controller.reconcile.schedulers.table import OBSERVED_GROUP_KINDS, SCHEDULERS
+from torchrun_controller.watch import Watcher
 
 OWNER_INDEX = "owner"
 
@@ -63,8 +64,8 @@ class GroupView:
             namespace=namespace,
             observer=observer,
             clock=clock.monotonic,
-            random=clock.jitter,
         )
+        self._jitter = clock.jitter
         self._on_change = on_change
         self._watches: dict[Kind[SchedulingGroup], _Watch] = {}
         self._installed_change, self._installed = anyio.Event(), Installed()
@@ -105,15 +106,13 @@ class GroupView:
         for removed_kind in self._watches.keys() - required_kinds:
             self._watches.pop(removed_kind).scope.cancel()
         for kind in required_kinds - self._watches.keys():
-            watch = _Watch(
-                self._informer(
-                    kind=kind,
-                    on_change=partial(self._on_change, kind),
-                    store=Store({OWNER_INDEX: by_owner}),
-                    label_selector="" if kind in OBSERVED_GROUP_KINDS else names.JOB_LABEL,
-                ),
-                anyio.CancelScope(),
+            selector = "" if kind in OBSERVED_GROUP_KINDS else names.JOB_LABEL
+            informer = self._informer(
+                watcher=Watcher(kind, self._jitter, label_selector=selector),
+                on_change=partial(self._on_change, kind),
+                store=Store({OWNER_INDEX: by_owner}),
             )
+            watch = _Watch(informer, anyio.CancelScope())
             self._watches[kind] = watch
             start(watch)
 

@@ -1,6 +1,7 @@
 """Keeps a store equal to the server's objects of one kind, and reports each change.
 
-    informer = Informer(PODS, transport, Store({"job": ...}), on_change, label_selector="...")
+    watcher = Watcher(PODS, random.random, label_selector="...")
+    informer = Informer(watcher, transport, Store({"job": ...}), on_change)
     tasks.start_soon(informer.run)
     await informer.synced.wait()
 
@@ -9,7 +10,6 @@ The watcher is the state machine; the informer sends its requests and passes bac
 
 import heapq
 import itertools
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
@@ -19,13 +19,11 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from torchrun_api.kinds import Kind, Object
+from torchrun_api.kinds import Object
 from torchrun_controller.cache.last_read import LastRead
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import ApiError, Disconnected, Response, Silent, Transport
 from torchrun_controller.watch import (
-    CLIENT_GO,
-    PLAIN_PAGES,
     Bookmarked,
     Deleted,
     Event,
@@ -36,7 +34,6 @@ from torchrun_controller.watch import (
     OpenStream,
     State,
     Synced,
-    Timings,
     Upserted,
     Wait,
     Watcher,
@@ -87,33 +84,27 @@ class Unobserved:
 
 
 class Informer(Generic[T]):
-    """Lists and watches `kind` while `run` runs.
+    """Lists and watches the kind of `watcher` while `run` runs.
 
     `on_change` is called on the event loop after each change of the store. Its second argument is
     True for changes from a list (the first one, or a relist); client-go gives those a low priority.
-    It must only add keys to queues. `label_selector`, `field_selector` and `namespace` limit the
-    watched objects; "" is no limit. A list of more than `plain_pages` pages is streamed.
+    It must only add keys to queues. `namespace` limits the watched objects; "" is no limit.
     """
 
     def __init__(
         self,
-        kind: Kind[T],
+        watcher: Watcher[T],
         transport: Transport,
         store: Store[T],
         on_change: Callable[[Change[T], bool], None],
         *,
-        label_selector: str = "",
-        field_selector: str = "",
         namespace: str = "",
         observer: Observer | None = None,
-        timings: Timings = CLIENT_GO,
-        plain_pages: int = PLAIN_PAGES,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-        random: Callable[[], float] = random.random,
     ) -> None:
-        self.kind = kind
-        self.path = kind.path(namespace)
+        self.kind = watcher.kind
+        self.path = watcher.kind.path(namespace)
         self.store = store
         # Set when the first list is reported and the following watch is open.
         self.synced = anyio.Event()
@@ -124,20 +115,13 @@ class Informer(Generic[T]):
         # The time on `clock` when the server last sent a byte or opened a watch.
         self.last_seen = clock()
         self._last_action = self.last_seen  # the time of the last step of `run`
-        self.last_read = LastRead(kind.resource)
+        self.last_read = LastRead(self.kind.resource)
         self._transport = transport
         self._on_change = on_change
         self._observer = observer or Unobserved()
         self._clock = clock
         self._sleep = sleep
-        self._watcher = Watcher(
-            kind,
-            random,
-            label_selector=label_selector,
-            field_selector=field_selector,
-            timings=timings,
-            plain_pages=plain_pages,
-        )
+        self._watcher = watcher
         self._waiters: list[tuple[int, int, anyio.Event]] = []  # a heap, by version
         self._order = itertools.count()
 

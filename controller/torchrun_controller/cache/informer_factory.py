@@ -47,7 +47,7 @@ from torchrun_controller.client.discovery import Discovery
 from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.model.observed import Installed, Observed
 from torchrun_controller.reconcile.pods.lifecycle import alive, index_of
-from torchrun_controller.watch import CLIENT_GO, Timings
+from torchrun_controller.watch import CLIENT_GO, Timings, Watcher
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 T = TypeVar("T", bound=Object)
@@ -246,18 +246,21 @@ class InformerFactory:
         field_selector: str = "",
         timings: Timings = CLIENT_GO,
     ) -> Informer[T]:
-        return Informer(
+        watcher = Watcher(
             kind,
+            self.clock.jitter,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            timings=timings,
+        )
+        return Informer(
+            watcher,
             self._transport,
             store,
             partial(self._handle_change, kind),
-            label_selector=label_selector,
-            field_selector=field_selector,
             namespace=self.namespace,
             observer=self.observer,
-            timings=timings,
             clock=self.clock.monotonic,
-            random=self.clock.jitter,
         )
 
     def _handle_change(self, kind: Kind[Any], change: Change[Any], initial: bool) -> None:

@@ -17,6 +17,7 @@ from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM, Clock
 from torchrun_controller.reconcile.pods import nodes
+from torchrun_controller.watch import Watcher
 
 # Seconds. After a longer silence the cache is not used: a dead watch must not fail a gang. It is
 # noticed after 90 s.
@@ -42,13 +43,12 @@ class NodeView:
         clock: Clock = SYSTEM,
     ) -> None:
         self.informer: Informer[Node] = Informer(
-            NODES,
+            Watcher(NODES, clock.jitter),
             transport,
             Store(),
             self._handle_change,
             observer=observer,
             clock=clock.monotonic,
-            random=clock.jitter,
         )
         self._on_change = on_change
         self._on_known = on_known

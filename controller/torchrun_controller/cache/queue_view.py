@@ -22,6 +22,7 @@ from torchrun_controller.client import Transport
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.queue import ObservedQueue, kai
 from torchrun_controller.reconcile.queue.model import NOT_SYNCED, state_of
+from torchrun_controller.watch import Watcher
 from torchrun_controller.workqueue import INITIAL, WorkQueue
 
 # Seconds, on average. A count reads all jobs of a queue, so a burst of changes causes one count. It
@@ -43,13 +44,12 @@ class QueueView:
         self._factory = factory
         self._work = work
         self._kai: Informer[KaiQueue] = Informer(
-            KAI_QUEUES,
+            Watcher(KAI_QUEUES, factory.clock.jitter),
             transport,
             Store(),
             self._kai_changed,
             observer=observer,
             clock=factory.clock.monotonic,
-            random=factory.clock.jitter,
         )
         self._kai_installed = anyio.Event()
         factory.subscribe(jobs=self._job_changed, queues=self._queue_changed)

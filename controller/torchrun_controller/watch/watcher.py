@@ -152,10 +152,10 @@ class Watcher(Generic[T]):
         page_size: int = 500,
         plain_pages: int = PLAIN_PAGES,
     ) -> None:
+        self.kind = kind
         self._list_state = State.LISTING if plain_pages else State.STREAM_LISTING
         self.state = self._list_state
         self._codec = Codec(kind.type)
-        self._resource = kind.resource
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         self._selector = {name: value for name, value in selectors.items() if value}
         self._random = random
@@ -207,7 +207,9 @@ class Watcher(Generic[T]):
         try:
             page = self._codec.page(body)
         except NotAList as error:
-            message = f"the answer to a list of {self._resource} is not a Kubernetes list: {error}"
+            message = (
+                f"the answer to a list of {self.kind.resource} is not a Kubernetes list: {error}"
+            )
             return [self._back_off(now, "NotAList", message)]
         for obj in page.objects:
             self._objects[obj.metadata.namespace, obj.metadata.name] = obj
@@ -242,7 +244,9 @@ class Watcher(Generic[T]):
 
     def closed(self, now: float) -> list[Event[T]]:
         """Record that the server ended the watch, as it does every few minutes."""
-        return self._end_stream(now, "Closed", f"the server ended the watch of {self._resource}")
+        return self._end_stream(
+            now, "Closed", f"the server ended the watch of {self.kind.resource}"
+        )
 
     def failed(self, failure: Failure, now: float) -> list[Event[T]]:
         """Record that a list or watch was refused, or failed before its end."""

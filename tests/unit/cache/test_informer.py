@@ -1,6 +1,7 @@
 """The informer against a real HTTP server with faults."""
 
 import asyncio
+from random import random
 from typing import NoReturn, cast
 
 import pytest
@@ -15,7 +16,7 @@ from torchrun_api.kinds import PODS
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Disconnected, Transport
-from torchrun_controller.watch import Timings, Upserted
+from torchrun_controller.watch import Timings, Upserted, Watcher
 from torchrun_controller.watch.codec import Codec
 
 
@@ -92,7 +93,9 @@ class TestFollowing:
             serving(listed) as server,
             connection(server.url).session("watch") as transport,
         ):
-            informer = Informer(PODS, transport, Store(), lambda change, initial: None)
+            informer = Informer(
+                Watcher(PODS, random), transport, Store(), lambda change, initial: None
+            )
             assert await informer.newest() == 17
             pages[:] = [
                 b'{"metadata":{"resourceVersion":"40"},"items":null}'
@@ -112,7 +115,9 @@ class TestFollowing:
             serving(listed) as server,
             connection(server.url).session("watch") as transport,
         ):
-            informer = Informer(PODS, transport, Store(), lambda change, initial: None)
+            informer = Informer(
+                Watcher(PODS, random), transport, Store(), lambda change, initial: None
+            )
             with pytest.raises(Disconnected, match="unexpected response"):
                 await informer.newest()
 
@@ -159,7 +164,7 @@ class TestLiveness:
 
         idle: list[float] = []
         informer = Informer(
-            PODS,
+            Watcher(PODS, random),
             cast("Transport", transport),
             Store(),
             lambda change, initial: None,
@@ -192,7 +197,7 @@ class TestLiveness:
                 raise AssertionError
 
         informer = Informer(
-            PODS,
+            Watcher(PODS, random),
             cast("Transport", Hangs()),
             Store(),
             lambda change, initial: None,
@@ -254,7 +259,7 @@ class TestMisbehavingServer:
         play = Play(sends(added("a", 5), added("b", 6), bookmark(9, end=True)))
         async with serving(play) as server, connection(server.url).session("x") as transport:
             play.server = server
-            informer = Informer(PODS, transport, Store(), on_change, plain_pages=0)
+            informer = Informer(Watcher(PODS, random, plain_pages=0), transport, Store(), on_change)
             async with running(informer), asyncio.timeout(PATIENCE):
                 assert await latest == "b"
                 await informer.synced.wait()
@@ -341,12 +346,10 @@ async def test_the_observer_is_optional() -> None:
     async with serving(play) as server, connection(server.url).session("x") as transport:
         play.server = server
         informer = Informer(
-            PODS,
+            Watcher(PODS, random, timings=Timings(backoff=0.001, short_lived=0.0), plain_pages=0),
             transport,
             Store(),
             lambda change, initial: None,
-            timings=Timings(backoff=0.001, short_lived=0.0),
-            plain_pages=0,
         )
         async with running(informer):
             assert await informer.wait_for(12, PATIENCE)
@@ -356,7 +359,10 @@ async def test_the_observer_is_optional() -> None:
 async def test_a_changed_pod_shares_its_annotations_with_its_last_state() -> None:
     changes: list[Change[Pod]] = []
     informer = Informer(
-        PODS, cast("Transport", None), Store(), lambda change, initial: changes.append(change)
+        Watcher(PODS, random),
+        cast("Transport", None),
+        Store(),
+        lambda change, initial: changes.append(change),
     )
     codec = Codec(Pod)
     for kind, name, version in (("ADDED", "a", 5), ("ADDED", "b", 6), ("MODIFIED", "a", 7)):
