@@ -38,10 +38,9 @@ from torchrun_controller.controllers.queue import QueueReconciler
 from torchrun_controller.controllers.writes import Writes
 from torchrun_controller.leader import Leadership, NotLeader
 from torchrun_controller.metrics.jobs import JobMetrics
+from torchrun_controller.metrics.observers import QueueObserver, WatchObserver, watch_queue
 from torchrun_controller.metrics.per_job import PerJobMetrics
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.metrics.watches import WatchObserver
-from torchrun_controller.metrics.work_queues import QueueObserver, watch_queue
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.model.observed import Defaults, Installed
 from torchrun_controller.reconcile.queue import reconcile_queue

@@ -20,15 +20,13 @@ from torchrun_api.kinds import SECRETS, Kind, UserObject, kind_of
 from torchrun_api.queue import TorchrunQueueStatus
 from torchrun_api.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Disconnected, Requests, Response
-from torchrun_controller.client.holder import (
+from torchrun_controller.client.reads import METADATA_ONLY, NOT_ENDED, LiveReader
+from torchrun_controller.client.responses import (
+    Meta,
     describe_conflict,
     is_ours,
     is_predecessor,
     read_controller,
-)
-from torchrun_controller.client.reads import METADATA_ONLY, NOT_ENDED, LiveReader
-from torchrun_controller.client.responses import (
-    Meta,
     read_deleted,
     read_holder,
     read_object,

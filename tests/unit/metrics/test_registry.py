@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from prometheus_client.registry import Collector
 
 from torchrun_controller.metrics import reference
+from torchrun_controller.metrics.observers import watch_queue
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.metrics.work_queues import watch_queue
 from torchrun_controller.workqueue import WorkQueue
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

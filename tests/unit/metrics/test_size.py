@@ -17,8 +17,8 @@ from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.jobs import MAX_WAITS
 from torchrun_controller.metrics.labels import MAX_QUEUES
+from torchrun_controller.metrics.observers import QueueObserver, watch_queue
 from torchrun_controller.metrics.per_job import MAX_JOBS, PerJobMetrics
-from torchrun_controller.metrics.work_queues import QueueObserver, watch_queue
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.workqueue import WorkQueue

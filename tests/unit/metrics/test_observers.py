@@ -1,7 +1,7 @@
 """The metrics of a work queue, by what happens to its keys."""
 
+from torchrun_controller.metrics.observers import QueueObserver, watch_queue
 from torchrun_controller.metrics.registry import Metrics
-from torchrun_controller.metrics.work_queues import QueueObserver, watch_queue
 from torchrun_controller.workqueue import WorkQueue
 from unit.metrics.test_registry import Clock
 
