@@ -81,7 +81,7 @@ def _before_death(plan: Plan, count: int) -> list[Write]:
     for write in plan.writes:
         if not isinstance(write, StatusWrite):
             writes.append(write)
-        elif write.required:
+        elif write.before_deletes:
             break
     return writes[:count]
 

@@ -87,7 +87,7 @@ odd() if os.environ["NODE_RANK"] == "1" else usual()
 """
 
 
-def test_the_stacks_of_all_nodes_show_the_one_that_differs(space: Space, tmp_path: Path) -> None:
+def test_the_stacks_of_all_nodes_are_printed_while_they_run(space: Space, tmp_path: Path) -> None:
     project(tmp_path, train_py=WAITS)
     space.apply(queue("plain", space.cluster.controller))
     arguments = ["--nodes", "2", "--name", "run", "--wait=Running", "exec python3 train.py"]
@@ -100,7 +100,9 @@ def test_the_stacks_of_all_nodes_show_the_one_that_differs(space: Space, tmp_pat
     until(is_ready, "both nodes")
     code, out, err = plugin(space, tmp_path, "stacks", "run")
     assert code == 0, err
-    assert out.index(" in odd") < out.index(" in usual"), out
+    assert "(node 0, pid " in out
+    assert "(node 1, pid " in out
+    assert out.count(" in odd") == out.count(" in usual") == 1, out
     space.wait_phase("run", "Running")
 
 

@@ -36,8 +36,8 @@ from torchrun_controller.reconcile.job.refusals import Identity, identity
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event, Plan, StatusWrite
 
-# Most Plans in one attempt. Each round but the last has a new refusal.
-MAX_ROUNDS = 8
+# Most Plans in one reconcile. Each but the last has met a new refusal.
+MAX_PLANS = 8
 
 # Each change of a pod wakes its job, and each reconcile reads all pods of the job: the start of a
 # gang would cost the square of its size. So after a reconcile of more than THROTTLED_PODS, the next
@@ -136,7 +136,7 @@ class JobReconciler:
         The status is that of the last Plan, which includes all refusals. It is written even if
         objects were refused. Raises what `Applier` raises, except for refusals.
         """
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_PLANS):
             observed = self._refusals.with_refusals(attempt.key, attempt.observed)
             plan = self._decide(observed, self._now())
             await live_reads.verify(self._applier, plan.checks)
@@ -175,7 +175,7 @@ class JobReconciler:
                     has_status = True
                     delay = await self._write_status(attempt, write)
                     attempt.waits += [delay, self._unwritten.next_retry(attempt.key)]
-                    may_delete = may_delete and not (write.required and delay is not None)
+                    may_delete = may_delete and not (write.before_deletes and delay is not None)
         is_refused = len(attempt.refusal_errors) > refusals_before
         if has_status and is_refused:
             attempt.waits.append(STATUS_INTERVAL)  # the next status reports the refusal
@@ -204,7 +204,7 @@ class JobReconciler:
         return True
 
     def _record_forbidden(self, job: TorchrunJob, error: Exception) -> None:
-        """Record an event for a 403: without the permission the status may be refused, too."""
+        """Record an event for a 403: the status may be refused for the same reason."""
         if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
             self._events.record(job, Event("Warning", "Forbidden", error.message))
 
@@ -216,7 +216,7 @@ class JobReconciler:
         status that the API server refuses counts as written: a gang must end even so.
         """
         key, observed, job = attempt.key, attempt.observed, attempt.observed.job
-        is_urgent = write.required or not attempt.has_created or bool(attempt.refusal_errors)
+        is_urgent = write.before_deletes or not attempt.has_created or bool(attempt.refusal_errors)
         if not is_urgent and self._is_busy():
             return STATUS_INTERVAL
         status = self._unwritten.to_write(key, job, write.status)

@@ -87,7 +87,7 @@ async def test_the_wait_for_a_cache_is_bounded(world: World) -> None:
 
 async def test_a_status_before_deletes_is_written_first(world: World) -> None:
     world.plan = lambda _: Plan(
-        writes=(StatusWrite(status=status("Suspended"), required=True), GONE)
+        writes=(StatusWrite(status=status("Suspended"), before_deletes=True), GONE)
     )
     assert await world.reconciler.attempt(KEY) == Done()
     assert world.log == [status("Suspended"), GONE]
@@ -210,7 +210,9 @@ class TestStatus:
 
     async def test_a_status_before_deletes_is_not_delayed(self, world: World) -> None:
         world.busy = True
-        plan = Plan(writes=(SERVICE, StatusWrite(status=status("Suspended"), required=True), GONE))
+        plan = Plan(
+            writes=(SERVICE, StatusWrite(status=status("Suspended"), before_deletes=True), GONE)
+        )
         world.plan = lambda _: plan
         assert await world.reconciler.attempt(KEY) == Done()
         assert world.log == [SERVICE, status("Suspended"), GONE]
@@ -220,7 +222,7 @@ class TestStatus:
         world.cache.resource_version = 100
         world.plan = lambda _: Plan(writes=(StatusWrite(status=status("Running", "1/2 ready")),))
         await world.reconciler.attempt(KEY)
-        last = StatusWrite(status=status("Running", "2/2 ready"), required=True)
+        last = StatusWrite(status=status("Running", "2/2 ready"), before_deletes=True)
         world.plan = lambda _: Plan(writes=(last, GONE))
         assert isinstance(await world.reconciler.attempt(KEY), RequeueAfter)
         assert GONE not in world.log

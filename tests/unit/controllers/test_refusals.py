@@ -11,7 +11,7 @@ from torchrun_api.kinds import JOBS, NETWORK_POLICIES, PODS, SERVICES, TORCHRUN_
 from torchrun_api.meta import ChildMeta
 from torchrun_controller.client.write_errors import UnavailableError
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY, RequeueAfter
-from torchrun_controller.controllers.job import MAX_ROUNDS
+from torchrun_controller.controllers.job import MAX_PLANS
 from torchrun_controller.controllers.writes import STATUS_INTERVAL
 from world import START, make_job, make_queue
 
@@ -385,6 +385,6 @@ def test_taken_names_are_skipped_a_few_at_a_time() -> None:
     world.has_foreign = True
     world.api.take()
     assert world.attempt() == RequeueAfter(STATUS_INTERVAL)
-    assert len(written(world)) == MAX_ROUNDS
+    assert len(written(world)) == MAX_PLANS
     world.attempt()
-    assert len(set(written(world))) == len(written(world)) == 2 * MAX_ROUNDS
+    assert len(set(written(world))) == len(written(world)) == 2 * MAX_PLANS

@@ -276,7 +276,9 @@ def test_a_suspension_is_recorded_before_the_gang_is_deleted():
     world = running(numNodes=2)
     world.spec(suspend=True)
     plan = world.step(99)
-    assert plan.writes[0] == StatusWrite(status=plan.status, events=plan.events, required=True)
+    assert plan.writes[0] == StatusWrite(
+        status=plan.status, events=plan.events, before_deletes=True
+    )
     assert plan.deletes
     assert world.observed().gang.child_jobs, "a crash before the status has deleted nothing"
     world.settle()

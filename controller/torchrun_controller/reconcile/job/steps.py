@@ -68,11 +68,12 @@ STEPS: tuple[Step, ...] = (
     Step(running.gang_succeeded, ("Succeeded",)),
     Step(endings.deadline_exceeded, ("TimedOut",)),
     Step(running.gang_deleted, ("Failed",)),
-    # What the user or the queue asks for. While pods end, a pause leaves the phase as it is.
+    # What the user or the queue asks for. While the pods end, the phase stays.
     Step(endings.suspended, ("Suspended",)),
     Step(endings.preempted, ("Preempted",)),
     Step(endings.start_timed_out, ("Queued",)),
-    # A gang that exists, or existed: it failed, or is kept going.
+    # A gang that exists, or existed: its failure fails the job, or it is kept going. After a failure
+    # that allows another attempt, no step applies before create_gang.
     Step(running.gang_failed, ("Failed",)),
     Step(running.backing_off, ("Queued",)),
     Step(running.service_refused, ("Pending",)),

@@ -70,15 +70,15 @@ def build_plan(
     leftovers = (delete for find in LEFTOVERS for delete in find(observed, writes))
     applies = refusals.accepted_applies(observed.refused, writes.applies)
     deletes = refusals.accepted_deletes(observed.refused, (*writes.deletes, *leftovers))
-    is_late = writes.status_before_deletes
-    before = () if is_late else tuple(delete for delete in deletes if not delete.collection)
-    after = tuple(delete for delete in deletes if is_late or delete.collection)
+    status_first = writes.status_before_deletes
+    before = () if status_first else tuple(delete for delete in deletes if not delete.collection)
+    after = tuple(delete for delete in deletes if delete not in before)
     return Plan(
         checks=find_checks(observed, applies, status),
         writes=(
             *applies,
             *before,
-            StatusWrite(status=status, events=events, required=is_late),
+            StatusWrite(status=status, events=events, before_deletes=status_first),
             *after,
         ),
         requeue_after=requeue_after,
@@ -88,7 +88,7 @@ def build_plan(
 def find_checks(
     observed: Observed, applies: tuple[Apply, ...], status: TorchrunJobStatus | None
 ) -> tuple[Check, ...]:
-    """Return what to read before these applies and this status; None for an unchanged status.
+    """Return what to read before these applies and this status. `status`: None if it stays.
 
     If a job has started and an object is missing in the caches, the job may be deleted, or the Job
     of its gang may not be in the cache yet, also if the caches show only the pods of a gang. A

@@ -84,14 +84,14 @@ class Event(Struct, frozen=True):
 class StatusWrite(Struct, frozen=True, kw_only=True, tag=True):
     """The status of the job, and the events that describe its change.
 
-    `status` is None if the present one is up to date. With `required`, only this status records
-    what later writes delete: they follow once it is written. Any other status may come later if
-    more urgent jobs wait, and later writes do not wait for it.
+    `status` is None if the present one is up to date. With `before_deletes`, only this status
+    records what later writes delete: they follow once it is written. Any other status may come
+    later if more urgent jobs wait, and later writes do not wait for it.
     """
 
     status: TorchrunJobStatus | None = None
     events: tuple[Event, ...] = ()
-    required: bool = False
+    before_deletes: bool = False
 
 
 Write: TypeAlias = Apply | Delete | StatusWrite
@@ -128,7 +128,7 @@ class PodIsUnchanged(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class NoPodIsUnseen(Struct, frozen=True, kw_only=True, tag=True):
-    """The gangs of the job have no running pods but these, which are on lost nodes.
+    """The gangs of the job have no running pods but these, which are on lost machines.
 
     A job that is Suspended or Preempted gives its part of the quota back. If its Job was deleted
     before the cache showed its pods, they may still run.

@@ -25,7 +25,7 @@ def carry_out_late(world: World, plan: Plan) -> None:
     for write in plan.writes:
         if not isinstance(write, StatusWrite):
             world.write(write)
-        elif write.required:
+        elif write.before_deletes:
             world.write_status(write.status)
 
 
