@@ -72,8 +72,8 @@ STEPS: tuple[Step, ...] = (
     Step(endings.suspended, ("Suspended",)),
     Step(endings.preempted, ("Preempted",)),
     Step(endings.start_timed_out, ("Queued",)),
-    # A gang that exists, or existed: its failure fails the job, or it is kept going. After a failure
-    # that allows another attempt, no step applies before create_gang.
+    # A gang that exists, or existed: its failure fails the job, or it is kept going. If another
+    # attempt is allowed after a failure, no step applies before create_gang.
     Step(running.gang_failed, ("Failed",)),
     Step(running.backing_off, ("Queued",)),
     Step(running.service_refused, ("Pending",)),
