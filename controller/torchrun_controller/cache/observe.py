@@ -32,10 +32,11 @@ from torchrun_controller.reconcile.model.observed import (
     Vanished,
 )
 from torchrun_controller.reconcile.pods.lifecycle import (
+    MAY_RUN,
     alive,
     attempt_of,
     is_worker_of,
-    may_still_run,
+    state_of,
 )
 from torchrun_controller.reconcile.pods.nodes import find_mass_silence, is_ready
 
@@ -185,7 +186,7 @@ def observe(
         *helper_pods,
     )
     gang_pods = [*pods.workers, *pods.former_workers]
-    stale_pods = [pod for pod in pods.former_workers if may_still_run(pod)]
+    stale_pods = [pod for pod in pods.former_workers if state_of(pod) in MAY_RUN]
     relevant_nodes = _relevant_nodes(
         job, [*gang_pods, *helper_pods, *(each.pod for each in vanished)]
     )

@@ -34,7 +34,13 @@ from torchrun_controller.reconcile.model.observed import (
     RestartsInPlace,
 )
 from torchrun_controller.reconcile.model.plan import Apply, Delete
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, index_of
+from torchrun_controller.reconcile.pods.lifecycle import (
+    PodState,
+    alive,
+    attempt_of,
+    index_of,
+    state_of,
+)
 
 MACHINE = "this-machine"
 C = TypeVar("C", Job, Pod, Service)
@@ -201,7 +207,7 @@ class LocalObjects:
         stops = []
         for uid in uids:
             pod = self._pods.get(uid)
-            if pod is None or not alive(pod) or pod.metadata.terminating:
+            if pod is None or state_of(pod) is not PodState.ACTIVE:
                 continue
             meta = replace(
                 pod.metadata,

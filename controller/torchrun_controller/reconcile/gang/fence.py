@@ -21,7 +21,7 @@ kills its ranks. The worker stays in the status until they report that their ran
 which they do after the fence. Launchers of later gangs know of the fence from the directory.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -34,13 +34,15 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
-from torchrun_controller.reconcile.pods import head_and_workers, lifecycle, nodes
+from torchrun_controller.reconcile.pods import head_and_workers, nodes
 from torchrun_controller.reconcile.pods.lifecycle import (
+    PodState,
     alive,
     attempt_of,
-    collected,
+    follows_leader,
+    has_own_start,
     index_of,
-    stopped,
+    state_of,
 )
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 
@@ -95,11 +97,8 @@ def unfenced_workers(
         return ()
     recorded = _recorded_workers(job, gang)
     recorded_identities = {_identity(worker) for worker in recorded}
-    candidates = (
-        *_vanished_workers(job, gang, cluster_nodes, now),
-        *_silent_workers(job, gang, cluster_nodes, now),
-    )
-    new_workers = {_identity(worker): worker for worker in candidates}
+    found = _find_workers(job, gang, cluster_nodes, now) if cluster_nodes is not None else ()
+    new_workers = {_identity(worker): worker for worker in found}
     unrecorded = [
         worker for identity, worker in new_workers.items() if identity not in recorded_identities
     ]
@@ -134,27 +133,20 @@ def worker_nodes(
     if cluster.nodes is None and not cluster.nodes_awaited:
         return ()
     recorded_identities = {_identity(worker) for worker in unfenced}
-    closed_gates = _closed_gates(job, gang)
+    may_train = _training(job, gang)
     is_kept = cluster.nodes is None and attempt == job.status.attempt
     node_names = dict(enumerate(job.status.worker_nodes if is_kept else ()))
     node_names |= {
         index_of(pod): pod.spec.node_name
-        for pod in (*gang.workers, *gang.stale_pods)
+        for pod in gang.pods
         if attempt_of(pod) == attempt
-        and _may_train(job, gang, pod, closed_gates)
-        and not stopped(pod)
+        and may_train(pod)
+        and state_of(pod) is not PodState.STOPPED
         and not of_earlier_job(job, gang, pod)
         and (attempt, index_of(pod), pod.spec.node_name) not in recorded_identities
     }
     last = max(node_names, default=-1)
     return tuple(node_names.get(index, "") for index in range(last + 1))
-
-
-def unproven_loss(
-    cluster_nodes: Mapping[str, Node] | None, pod: Pod, now: datetime
-) -> nodes.NodeLoss | None:
-    """Return why the pod's node is lost, unless its containers are known to have stopped."""
-    return None if stopped(pod) else nodes.find_loss(cluster_nodes, pod, now)
 
 
 def next_release(
@@ -204,94 +196,55 @@ def _recorded_workers(job: TorchrunJob, gang: ObservedGang) -> tuple[UnfencedWor
     return workers
 
 
-def _vanished_workers(
-    job: TorchrunJob,
-    gang: ObservedGang,
-    cluster_nodes: Mapping[str, Node] | None,
-    now: datetime,
+def _find_workers(
+    job: TorchrunJob, gang: ObservedGang, cluster_nodes: Mapping[str, Node], now: datetime
 ) -> Iterator[UnfencedWorker]:
-    """Yield workers whose pods are gone, by force or with silent nodes.
+    """Yield the workers that may run ranks, and whose end no kubelet is going to report.
 
     The kubelet reports the end of all containers before it removes a pod. `kubectl delete --force`
     removes it at once, and the containers keep what is left of their grace period.
     """
-    if cluster_nodes is None:
-        return
-    for pod, time in ((vanished.pod, vanished.time) for vanished in gang.vanished):
-        if _may_train(job, gang, pod, _closed_gates(job, gang)):
-            yield UnfencedWorker(
-                attempt=None if of_earlier_job(job, gang, pod) else attempt_of(pod),
-                index=index_of(pod),
-                node=pod.spec.node_name,
-                since=time,
-            )
-    status, closed_gates = job.status, _closed_gates(job, gang)
-    present_indexes = {
-        index_of(pod)
-        for pod in (*gang.workers, *gang.stale_pods)
-        if attempt_of(pod) == status.attempt
-        if _may_train(job, gang, pod, closed_gates)
-    }
+    may_train = _training(job, gang)
+
+    def worker(pod: Pod, since: datetime) -> UnfencedWorker:
+        attempt = None if of_earlier_job(job, gang, pod) else attempt_of(pod)
+        return UnfencedWorker(
+            attempt=attempt, index=index_of(pod), node=pod.spec.node_name, since=since
+        )
+
+    yield from (worker(each.pod, each.time) for each in gang.vanished if may_train(each.pod))
+    # Pods that vanished while no controller ran, with their silent nodes.
+    status = job.status
+    pods = [pod for pod in gang.pods if may_train(pod)]
+    present_indexes = {index_of(pod) for pod in pods if attempt_of(pod) == status.attempt}
     for index, name in enumerate(status.worker_nodes):
         node = cluster_nodes.get(name)
         if name and index not in present_indexes and (node is None or not nodes.is_ready(node)):
             yield UnfencedWorker(attempt=status.attempt, index=index, node=name, since=now)
+    for pod in pods:
+        state, silence = state_of(pod), nodes.find_silence(cluster_nodes, pod, now)
+        if state is PodState.COLLECTED or (silence is not None and state is not PodState.STOPPED):
+            yield worker(pod, (silence.since if silence else None) or now)
 
 
-def _silent_workers(
-    job: TorchrunJob,
-    gang: ObservedGang,
-    cluster_nodes: Mapping[str, Node] | None,
-    now: datetime,
-) -> Iterator[UnfencedWorker]:
-    """Yield workers with pods on silent nodes, or with pods that the garbage collector failed."""
-    if cluster_nodes is None:
-        return
-    closed_gates = _closed_gates(job, gang)
-    for pod in (*gang.workers, *gang.stale_pods):
-        if not _may_train(job, gang, pod, closed_gates) or stopped(pod):
-            continue
-        silence = nodes.find_silence(cluster_nodes, pod, now)
-        if silence is None and not collected(pod):
-            continue
-        yield UnfencedWorker(
-            attempt=None if of_earlier_job(job, gang, pod) else attempt_of(pod),
-            index=index_of(pod),
-            node=pod.spec.node_name,
-            since=(silence.since if silence else None) or now,
-        )
+def _training(job: TorchrunJob, gang: ObservedGang) -> Callable[[Pod], bool]:
+    """Return whether a pod of any gang may run ranks, as a function of the pod.
 
-
-# An attempt, whether it is of an earlier job of the same name, and whether its pods are from before
-# a suspension of their Job.
-_Gate = tuple[int, bool, bool]
-
-
-def _may_train(
-    job: TorchrunJob, gang: ObservedGang, pod: Pod, closed_gates: frozenset[_Gate]
-) -> bool:
-    """Whether the pod has a node, and it or its leader has the annotation that starts ranks.
-
-    A leader whose pod is gone may have started the ranks.
+    It has a node, and it or its leader has the annotation that starts ranks. A leader whose pod is
+    gone may have started them. A suspended Job that resumes may have two leaders of one attempt.
     """
-    if not pod.spec.node_name:
-        return False
-    if lifecycle.has_own_start(pod):
-        return True
-    return lifecycle.follows_leader(pod) and _gate_of(job, gang, pod) not in closed_gates
 
+    def gate_of(pod: Pod) -> tuple[int, bool, bool]:
+        is_from_before = head_and_workers.is_from_before_suspension(gang, pod)
+        return attempt_of(pod), of_earlier_job(job, gang, pod), is_from_before
 
-def _closed_gates(job: TorchrunJob, gang: ObservedGang) -> frozenset[_Gate]:
-    """Return the gates of the leaders that have not been started."""
-    leaders = [pod for pod in (*gang.workers, *gang.stale_pods) if index_of(pod) == 0]
-    started = {_gate_of(job, gang, pod) for pod in leaders if lifecycle.has_own_start(pod)}
-    return frozenset({_gate_of(job, gang, pod) for pod in leaders} - started)
-
-
-def _gate_of(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> _Gate:
-    """A suspended Job that resumes may have two leaders of one attempt, each with its own gate."""
-    is_from_before = head_and_workers.is_from_before_suspension(gang, pod)
-    return attempt_of(pod), of_earlier_job(job, gang, pod), is_from_before
+    leaders = [pod for pod in gang.pods if index_of(pod) == 0]
+    open_gates = {gate_of(leader) for leader in leaders if has_own_start(leader)}
+    closed_gates = {gate_of(leader) for leader in leaders} - open_gates
+    return lambda pod: (
+        bool(pod.spec.node_name)
+        and (has_own_start(pod) or (follows_leader(pod) and gate_of(pod) not in closed_gates))
+    )
 
 
 def of_earlier_job(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> bool:
@@ -373,8 +326,8 @@ def _has_pod(gang: ObservedGang, worker: UnfencedWorker) -> bool:
         index_of(pod) == worker.index
         and pod.spec.node_name == worker.node
         and (worker.attempt is None or attempt_of(pod) == worker.attempt)
-        for pod in (*gang.workers, *gang.stale_pods)
-        if not collected(pod)
+        for pod in gang.pods
+        if state_of(pod) is not PodState.COLLECTED
     )
 
 

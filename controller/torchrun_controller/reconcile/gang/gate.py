@@ -31,11 +31,13 @@ from torchrun_controller.reconcile.model.observed import (
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import (
+    PodState,
     alive,
     attempt_of,
     follows_leader,
     has_own_start,
     has_started,
+    state_of,
 )
 from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE, is_ready
 from torchrun_controller.reconcile.workspace import reload
@@ -54,7 +56,7 @@ def find_orphans(gang: ObservedGang, refused: RefusedWrites) -> tuple[Pod, ...]:
     return tuple(
         pod
         for pod in gang.stale_pods
-        if alive(pod) and not pod.metadata.terminating
+        if state_of(pod) is PodState.ACTIVE
         if all(owner.name in foreign for owner in pod.metadata.owner_references if owner.controller)
     )
 

@@ -18,7 +18,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Node
 from torchrun_api.job import TorchrunJob
 from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
-from torchrun_controller.reconcile.gang import fence, gate
+from torchrun_controller.reconcile.gang import gate
 from torchrun_controller.reconcile.gang.failures import (
     POD_DELETED,
     Failure,
@@ -48,7 +48,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     count_workers,
     index_of,
 )
-from torchrun_controller.reconcile.pods.nodes import LOST_AFTER
+from torchrun_controller.reconcile.pods.nodes import LOST_AFTER, find_loss
 from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.workspace import delivery
 
@@ -144,7 +144,7 @@ def _pod_failure(
 ) -> Failure | None:
     """Return the root cause. On a lost node, the loss counts and not the status of the pod."""
     pods = head_and_workers.pods_since_resumption(gang)
-    losses = {pod.metadata.uid: fence.unproven_loss(nodes, pod, now) for pod in pods}
+    losses = {pod.metadata.uid: find_loss(nodes, pod, now) for pod in pods}
     node_failures = tuple(
         node_failure(pod, loss.message, loss.since)
         for pod in pods

@@ -166,6 +166,11 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
         """The latest child Job. Raises IndexError where there is none."""
         return self.child_jobs[-1]
 
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods of the latest gang and of the others."""
+        return (*self.workers, *self.stale_pods)
+
 
 class ObservedWorkspace(Struct, frozen=True, kw_only=True):
     """The PVCs of a job, and its sync and setup pods in the order of their numbers.

@@ -1,6 +1,7 @@
 """The states of a pod, and the deletion of pods and Jobs."""
 
 from collections.abc import Callable
+from enum import Enum
 
 from torchrun_api import names
 from torchrun_api.core import Job, Pod
@@ -12,6 +13,58 @@ from torchrun_controller.reconcile.model.plan import Delete
 
 # Conditions of a Job whose end is certain. The first two come before its pods have ended.
 _VERDICTS = frozenset({"FailureTarget", "SuccessCriteriaMet", "Complete", "Failed"})
+
+
+class PodState(Enum):
+    """What the API shows of a pod, and what follows.
+
+    | state | the API shows | its containers | the gate of the next gang |
+    |---|---|---|---|
+    | ACTIVE | no deletion and no end | run, or will run | waits; the controller deletes the pod |
+    | TERMINATING | a deletion, no end yet | run for their grace period | waits |
+    | COLLECTED | Failed, by the garbage collector | may run | waits for the fence |
+    | ENDED | Succeeded or Failed | have ended, or never ran | waits if the machine is silent |
+    | STOPPED | the end of every container | have ended | does not wait |
+
+    A lost machine reports nothing (`nodes.find_loss`). The ranks of a pod on it may go on, whatever
+    its state but STOPPED, and the gate waits for the fence of this worker instead of its pod
+    (`gang/fence.py`). The same holds for a pod that vanished before its end was seen.
+
+    Other words say whose pod it is. Workers are the pods of the present gang, stale pods those of
+    other gangs. An orphan is a stale pod that no Job of the TorchrunJob controls.
+    """
+
+    ACTIVE = "active"
+    TERMINATING = "terminating"
+    COLLECTED = "collected"
+    ENDED = "ended"
+    STOPPED = "stopped"
+
+
+# The states in which containers may run, whatever the phase.
+MAY_RUN = frozenset({PodState.ACTIVE, PodState.TERMINATING, PodState.COLLECTED})
+
+
+def state_of(pod: Pod) -> PodState:
+    """Return the state of the pod.
+
+    The garbage collector sets the phase once the Node object is gone, and does not know whether the
+    containers run (gc_controller.go of Kubernetes, markFailedAndDeletePodWithCondition).
+    """
+    if alive(pod):
+        return PodState.TERMINATING if pod.metadata.terminating else PodState.ACTIVE
+    statuses = pod.status.container_statuses
+    if statuses and all(status.state.terminated is not None for status in statuses):
+        return PodState.STOPPED
+    disruption = find_condition(pod.status.conditions, "DisruptionTarget")
+    if disruption is not None and disruption.reason == "DeletionByPodGC":
+        return PodState.COLLECTED
+    return PodState.ENDED
+
+
+def alive(pod: Pod) -> bool:
+    """Whether the pod is ACTIVE or TERMINATING, by its phase."""
+    return pod.status.phase not in ("Succeeded", "Failed")
 
 
 def count_workers(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
@@ -94,33 +147,6 @@ def may_create_pods(job: Job) -> bool:
     """Whether the end of the Job is open. A pod on a lost node delays its end, not the verdict."""
     conditions = {c.type for c in job.status.conditions if c.status == "True"}
     return not job.metadata.terminating and _VERDICTS.isdisjoint(conditions)
-
-
-def alive(pod: Pod) -> bool:
-    """Whether a container of the pod may still run, according to its phase."""
-    return pod.status.phase not in ("Succeeded", "Failed")
-
-
-def stopped(pod: Pod) -> bool:
-    """Whether the kubelet has reported that all containers of the pod have terminated."""
-    states = [status.state for status in pod.status.container_statuses]
-    return not alive(pod) and bool(states) and all(state.terminated is not None for state in states)
-
-
-def may_still_run(pod: Pod) -> bool:
-    """Whether containers of the pod may still run, whatever its phase."""
-    return alive(pod) or collected(pod)
-
-
-def collected(pod: Pod) -> bool:
-    """Whether the pod garbage collector, not the kubelet, set its phase to Failed.
-
-    The collector does so once the node is gone, and does not know whether the containers run
-    (gc_controller.go of Kubernetes, markFailedAndDeletePodWithCondition).
-    """
-    disruption = find_condition(pod.status.conditions, "DisruptionTarget")
-    by_collector = disruption is not None and disruption.reason == "DeletionByPodGC"
-    return not alive(pod) and by_collector and not stopped(pod)
 
 
 def is_worker_of(job: str, meta: ChildMeta) -> bool:

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from torchrun_api.core import Node, NodeCondition, Pod
 from torchrun_controller.reconcile.model.conditions import find_condition
+from torchrun_controller.reconcile.pods.lifecycle import PodState, state_of
 
 # A restart of the kubelet or a short network failure is over by then. It comes on top of the 50 s
 # that the node lifecycle controller waits after the last heartbeat before it sets NotReady.
@@ -45,7 +46,12 @@ class NodeLoss(Struct, frozen=True):
 
 
 def find_loss(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> NodeLoss | None:
-    """Return why the pod's node is lost, LOST_AFTER its first silence; None if it is not."""
+    """Return why the pod's node is lost, LOST_AFTER its first silence; None if it is not.
+
+    A pod whose containers are known to have stopped lost nothing.
+    """
+    if state_of(pod) is PodState.STOPPED:
+        return None
     silence = find_silence(nodes, pod, now)
     if nodes is None or silence is None or _time_until_lost(nodes, pod, now) > timedelta():
         return None

@@ -19,7 +19,7 @@ __all__ = ["ObservedQueue", "QueuePlan", "TemplateCheck", "reconcile_queue"]
 def reconcile_queue(observed: ObservedQueue, now: datetime, defaults: Defaults) -> QueuePlan:
     """Return the next writes for one queue. `now` is in UTC with whole seconds, as in the API."""
     queue = observed.queue
-    if queue.metadata.deletion_timestamp is not None:
+    if queue.metadata.terminating:
         return finalizer.finalize(observed, now)
     if queue.incomplete:
         # A newer version may have written it: a status of this one would remove what it added.

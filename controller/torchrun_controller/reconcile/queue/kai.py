@@ -326,7 +326,7 @@ def _is_watched(observed: ObservedQueue, owner: str) -> bool:
 
 
 def _is_live(queue: TorchrunQueue) -> bool:
-    return queue.metadata.deletion_timestamp is None
+    return not queue.metadata.terminating
 
 
 def _age(queue: TorchrunQueue) -> tuple[datetime, str]:

@@ -196,11 +196,7 @@ def _change_event(observed: ObservedQueue) -> list[Event]:
     """Return the event that a change of the spec does not apply to running jobs."""
     meta, observed_generation = observed.queue.metadata, observed.queue.status.observed_generation
     running_count = sum(needs_queue(job) for job in observed.jobs)
-    if (
-        not running_count
-        or not 0 < observed_generation < meta.generation
-        or meta.deletion_timestamp is not None
-    ):
+    if not running_count or not 0 < observed_generation < meta.generation or meta.terminating:
         return []
     message = (
         "The change applies to jobs and attempts that start later. Running jobs that keep the"

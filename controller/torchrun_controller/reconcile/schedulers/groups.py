@@ -126,9 +126,7 @@ def delete_unused(
     needed_names = {apply.name for apply in applies if apply.kind is JOBS}
     latest = gang.child_jobs[-1:]
     needed_names |= {child.metadata.name for child in latest if may_create_pods(child)}
-    running_attempts = {
-        pod.metadata.labels.attempt for pod in (*gang.workers, *gang.stale_pods) if alive(pod)
-    }
+    running_attempts = {pod.metadata.labels.attempt for pod in gang.pods if alive(pod)}
     uid = job.metadata.uid
     group_deletes = tuple(
         Delete.of(group.kind, meta)

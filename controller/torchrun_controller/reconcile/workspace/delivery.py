@@ -26,7 +26,7 @@ from torchrun_controller.reconcile.model.observed import (
 )
 from torchrun_controller.reconcile.objects.sync_pod import Store
 from torchrun_controller.reconcile.pods import head_and_workers, nodes, waiting
-from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.lifecycle import PodState, alive, state_of
 from torchrun_controller.reconcile.spec.resolve import VolumeSource
 from torchrun_controller.reconcile.workspace import claims
 from torchrun_controller.reconcile.workspace.claims import find_claim
@@ -148,7 +148,7 @@ def has_content(pod: Pod) -> bool:
     """Whether the workspace of a pod is complete, and its storage still exists."""
     if not is_serve_pod(pod):
         return pod.status.phase == "Succeeded"
-    return has_received(pod) and alive(pod) and not pod.metadata.terminating
+    return has_received(pod) and state_of(pod) is PodState.ACTIVE
 
 
 def has_received(pod: Pod) -> bool:
@@ -219,7 +219,7 @@ def find_claim_nodes(
     return tuple(
         pod.spec.node_name
         for pod in users
-        if pod.spec.node_name and alive(pod) and not pod.metadata.terminating
+        if pod.spec.node_name and state_of(pod) is PodState.ACTIVE
         if nodes.find_loss(cluster_nodes, pod, now) is None
     )
 

@@ -10,7 +10,7 @@ from torchrun_controller.reconcile.model.observed import Defaults, Observed, Obs
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.objects import workspace_source
 from torchrun_controller.reconcile.objects.sync_pod import Store, serve_pod, sync_pod
-from torchrun_controller.reconcile.pods.lifecycle import alive, delete_pod
+from torchrun_controller.reconcile.pods.lifecycle import PodState, delete_pod, state_of
 from torchrun_controller.reconcile.spec.resolve import VolumeSource
 from torchrun_controller.reconcile.workspace import claims, delivery
 from torchrun_controller.reconcile.workspace.delivery import find_claim_nodes
@@ -177,4 +177,4 @@ def end_preparations(workspace: ObservedWorkspace, *, serving: bool = True) -> t
 
 def end_pods(pods: Iterable[Pod]) -> tuple[Delete, ...]:
     """Delete those of the pods that run and are not being deleted."""
-    return tuple(delete_pod(p) for p in pods if alive(p) and not p.metadata.terminating)
+    return tuple(delete_pod(p) for p in pods if state_of(p) is PodState.ACTIVE)
