@@ -41,6 +41,7 @@ from torchrun_controller.reconcile import Conflict, Observed, Rejection
 from torchrun_controller.reconcile.model.conditions import ADMITTED
 from torchrun_controller.reconcile.model.observed import Group, Installed, Vanished
 from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.pods.head_and_workers import TRACKED
 from torchrun_controller.reconcile.pods.lifecycle import alive
 
 T = TypeVar("T", bound=Object)
@@ -196,6 +197,12 @@ class WorldObjects:
         )
         self.objects[key] = replace(pod, metadata=meta)
 
+    def _released(self, key: tuple[str, str], grace: int = 30) -> None:
+        """Delete a pod like the Job controller of a suspended Job: it does not count as failed."""
+        pod: Pod = self.objects[key]
+        self.objects[key] = replace(pod, metadata=replace(pod.metadata, finalizers=()))
+        self._ending(key, grace)
+
     def containers_stop(self) -> None:
         """Remove every terminating pod, except on nodes that are not Ready."""
         for key, value in list(self.objects.items()):
@@ -271,6 +278,7 @@ class WorldObjects:
                 "creationTimestamp": self.now.isoformat(),
                 "labels": {**template["labels"], names.COMPLETION_INDEX_LABEL: str(index)},
                 "annotations": template.get("annotations", {}),
+                "finalizers": [TRACKED],
                 "ownerReferences": [
                     {
                         "kind": "Job",

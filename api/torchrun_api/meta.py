@@ -130,6 +130,7 @@ class ChildMeta(Wire, frozen=True, kw_only=True):
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
     deletion_grace_period_seconds: int = 0
+    finalizers: tuple[str, ...] = ()
 
     @property
     def terminating(self) -> bool:

@@ -22,6 +22,7 @@ from torchrun_api.core import Job
 from torchrun_api.kinds import JOBS
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import APPLY_PATCH
+from torchrun_controller.reconcile.pods.head_and_workers import TRACKED
 
 DEFAULT_GRACE = 30
 _FINISHED = ("Succeeded", "Failed")
@@ -179,7 +180,7 @@ class ApiServer:
         body = {**body, "metadata": meta}
         if write.query.get("dryRun"):
             return body
-        if not meta.get("finalizers") and meta.get("deletionGracePeriodSeconds") == 0:
+        if not _holds(meta) and meta.get("deletionGracePeriodSeconds") == 0:
             return self.store.remove(target.resource, target.key, write.writer)
         return self.store.put(target.resource, body, owners, write.writer)
 
@@ -190,7 +191,7 @@ class ApiServer:
             if conditions.get(field, present) != present:
                 refuse(409, "Conflict", f"the {field} in the precondition is not {present}")
         seconds = _grace(stored.body, write.body.get("gracePeriodSeconds"))
-        if seconds == 0 and not meta.get("finalizers"):
+        if seconds == 0 and not _holds(meta):
             return self.store.remove(write.target.resource, write.target.key, write.writer)
         before = meta.get("deletionGracePeriodSeconds", seconds)
         if meta.get("deletionTimestamp") and before <= seconds:
@@ -295,6 +296,11 @@ def _part(target: Target, stored: Body, new: Body) -> Body:
         return {**stored, "status": new.get("status", {})}
     present = {"status": stored["status"]} if "status" in stored else {}
     return {**_without_status(new), **present}
+
+
+def _holds(meta: Body) -> bool:
+    """Whether finalizers keep a deleted object. The Job controller removes its own at once."""
+    return bool({*meta.get("finalizers", ())} - {TRACKED})
 
 
 def _grace(body: Body, requested: int | None) -> int:

@@ -8,6 +8,7 @@ from faults.api_server import ApiServer
 from faults.cluster import COUNTS, JOBS, PODS, Actor, index_of, is_over, owners
 from faults.store import Change
 from torchrun_api import names
+from torchrun_controller.reconcile.pods.head_and_workers import TRACKED
 
 
 class JobController(Actor):
@@ -35,6 +36,7 @@ class JobController(Actor):
         failed = ended.count("Failed")
         if job["spec"].get("suspend") and not failed:
             for index in alive:
+                self.hands.patch(PODS, pods[index], {"metadata": {"finalizers": None}})
                 self.hands.delete(PODS, pods[index])
             indexes.clear()  # their deletion is no failure
             self._write_status(job, 0, 0, 0, have_ended=False)
@@ -108,6 +110,7 @@ class JobController(Actor):
                 "namespace": meta["namespace"],
                 "labels": labelled,
                 "annotations": annotated,
+                "finalizers": [TRACKED],
                 "ownerReferences": [{**owner, "controller": True}],
             },
             "spec": template["spec"],

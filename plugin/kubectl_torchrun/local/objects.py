@@ -34,6 +34,7 @@ from torchrun_controller.reconcile.model.observed import (
     RestartsInPlace,
 )
 from torchrun_controller.reconcile.model.plan import Apply, Delete
+from torchrun_controller.reconcile.pods.head_and_workers import TRACKED
 from torchrun_controller.reconcile.pods.lifecycle import (
     PodState,
     alive,
@@ -179,6 +180,7 @@ class LocalObjects:
                     "namespace": child.metadata.namespace,
                     "labels": labels,
                     "annotations": annotations,
+                    "finalizers": [TRACKED],
                     "ownerReferences": [{"name": child.metadata.name, **owner}],
                 },
                 "spec": {"nodeName": MACHINE},

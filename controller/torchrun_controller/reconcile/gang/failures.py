@@ -26,14 +26,11 @@ from torchrun_controller.reconcile.pods.lifecycle import alive
 
 _PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 # A launcher exits within a second of its rank, and its kubelet reports that within another.
-CAUSE_WAIT = timedelta(seconds=3)
 # Overloaded nodes took more than three seconds (at a load of 20). A restart that is some seconds
 # later is better than the wrong cause.
 PEER_WAIT = timedelta(seconds=10)
 # The clock of the controller may be behind those of nodes and API server by this much.
 CLOCK_SKEW = timedelta(minutes=5)
-
-
 # The launcher's reason if it stopped its ranks because of a failure on another node.
 PEER_FAILED = "PeerFailed"
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
@@ -79,10 +76,10 @@ def peer_wait_left(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> 
     """Return the seconds to wait for the failure of the peer; None where it cannot come."""
     if not is_secondary(failure) or not any(alive(pod) for pod in pods):
         return None
-    return wait_left(failure, now, PEER_WAIT)
+    return _wait_left(failure, now, PEER_WAIT)
 
 
-def wait_left(failure: LastFailure, now: datetime, wait: timedelta = CAUSE_WAIT) -> float | None:
+def _wait_left(failure: LastFailure, now: datetime, wait: timedelta) -> float | None:
     """Return the seconds that are left of `wait` since the failure; None for no more.
 
     A time in the future is that of a clock that is ahead: the whole wait is left. Nothing waits for
@@ -332,7 +329,7 @@ def pods_wait_left(
     own_pods = (pod for pod in gang.workers if pod.metadata.controlled_by(child.metadata.uid))
     is_outdated = any(alive(pod) for pod in own_pods)
     has_unseen_pods = _misses_pods(gang) and (recorded is None or recorded.pending > 0)
-    return wait_left(failure, now, WATCH_LAG) if is_outdated or has_unseen_pods else None
+    return _wait_left(failure, now, WATCH_LAG) if is_outdated or has_unseen_pods else None
 
 
 def _misses_pods(gang: ObservedGang) -> bool:

@@ -23,7 +23,6 @@ which they do after the fence. Launchers of later gangs know of the fence from t
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -74,8 +73,8 @@ def blocking_pods(
     if not gang.child_jobs or attempt_of(gang.current_job) < attempt:
         older_pods += [pod for pod in gang.workers if alive(pod)]
     else:
-        is_older = partial(head_and_workers.is_from_before_suspension, gang)
-        older_pods += [pod for pod in gang.workers if alive(pod) and is_older(pod)]
+        # From before a suspension, or deleted: then the gang is about to end.
+        older_pods += [pod for pod in gang.workers if state_of(pod) is PodState.TERMINATING]
     return BlockingPods(
         tuple(pod for pod in older_pods if nodes.find_loss(cluster_nodes, pod, now) is None),
         tuple(worker for worker in unfenced if worker.attempt is None or worker.attempt < attempt),

@@ -27,7 +27,6 @@ from torchrun_controller.reconcile.gang.failures import (
     node_failure,
     peer_wait_left,
     pods_wait_left,
-    wait_left,
 )
 from torchrun_controller.reconcile.gang.gang import find_completed_job, is_recorded
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
@@ -78,7 +77,7 @@ def evaluate_state(
     The condition of the Job decides on success: some succeeded pods prove nothing about the others.
     Where a head has a Job of its own, the Job of the workers matters only for failures. A failure
     counts from the first failed pod on, well before the Job is Failed. A pod that lost a peer waits
-    a moment for the failure of that peer, a deleted pod for Kueue's suspension of the Job.
+    a moment for the failure of that peer.
     """
     job, gang, nodes = observed.job, observed.gang, observed.cluster.nodes
     completed_job = find_completed_job(gang)
@@ -113,7 +112,7 @@ def evaluate_state(
         return _failed_state(deletion_failure)
     seconds_left = None
     if failure is not None:
-        seconds_left = _cause_wait_left(gang, failure.details, now)
+        seconds_left = peer_wait_left(failure.details, gang.workers, now)
     elif failed_job is not None:
         # No pod shows why.
         recorded_workers = job.status.workers if is_recorded(job, gang) else None
@@ -151,17 +150,6 @@ def _pod_failure(
         if (loss := losses[pod.metadata.uid]) is not None
     )
     return find_root_cause(tuple(p for p in pods if losses[p.metadata.uid] is None), node_failures)
-
-
-def _cause_wait_left(gang: ObservedGang, failure: LastFailure, now: datetime) -> float | None:
-    """Return the seconds to wait for a better cause than the failure of the first failed pod.
-
-    Pods and Jobs have separate watches: the end of a pod may arrive before Kueue's suspension of
-    its Job.
-    """
-    if failure.reason == POD_DELETED and groups.find_admitter(gang.current_job) is not None:
-        return wait_left(failure, now)
-    return peer_wait_left(failure, gang.workers, now)
 
 
 def find_deletion(job: TorchrunJob, gang: ObservedGang) -> Failure | None:

@@ -14,7 +14,10 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import ObservedGang
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
+from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
+
+# The finalizer of a pod that its Job has not counted yet as succeeded or failed.
+TRACKED = "batch.kubernetes.io/job-tracking"
 
 
 def nodes_of(child: Job) -> int:
@@ -109,13 +112,20 @@ def pods_since_resumption(gang: ObservedGang) -> tuple[Pod, ...]:
 
 
 def is_from_before_suspension(gang: ObservedGang, pod: Pod) -> bool:
-    """Whether a suspension of the present child Job deletes the pod, which the Job has created."""
+    """Whether a suspension of the present child Job deletes the pod, which the Job has created.
+
+    The Job controller removes its finalizer from such a pod before it deletes it, so that the pod
+    does not count as failed. No other pod that is being deleted loses the finalizer before it has
+    ended or its Job has (job_controller.go of Kubernetes, deleteJobPods). Times prove nothing: that
+    of the suspension is from another clock than that of the pod.
+    """
     if not gang.child_jobs or not pod.metadata.terminating:
         return False
-    changed_at, created_at = resumption_of(gang), pod.metadata.creation_timestamp
-    if changed_at is None or created_at is None:
-        return False
-    return attempt_of(pod) == attempt_of(gang.current_job) and created_at < changed_at
+    return (
+        attempt_of(pod) == attempt_of(gang.current_job)
+        and TRACKED not in pod.metadata.finalizers
+        and all(may_create_pods(job) for job in jobs_of(gang))
+    )
 
 
 def find_failed_job(gang: ObservedGang) -> tuple[Job, Condition] | None:

@@ -66,7 +66,7 @@ def test_the_new_leader_gets_the_count_while_earlier_pods_still_end():
     del world.objects[PODS.plural, "train-1-abcde"]
     world._spawn_pod(child, 1, "earlier")
     world.pod("train-1-earlier", phase="Running")
-    world._ending((PODS.plural, "train-1-earlier"), 30)
+    world._released((PODS.plural, "train-1-earlier"))
     world.pass_time(seconds=1)
     set_suspended(world, False)
     world.settle()

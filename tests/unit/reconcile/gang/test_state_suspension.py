@@ -39,7 +39,7 @@ def suspend(world: World) -> None:
     """Kueue suspends the Job, and the Job controller deletes its pods."""
     set_suspended(world, True)
     for pod in world.workers():
-        world._ending((PODS.plural, pod.metadata.name), 30)
+        world._released((PODS.plural, pod.metadata.name))
     world.settle()
 
 
@@ -246,7 +246,7 @@ def test_the_running_time_ends_with_the_suspension_and_not_with_a_later_loss():
     world.settle()
     set_suspended(world, True)
     for pod in world.workers():
-        world._ending((PODS.plural, pod.metadata.name), 300)
+        world._released((PODS.plural, pod.metadata.name), 300)
     running_seconds = int(
         (world.now - world.condition("Running").last_transition_time).total_seconds()
     )

@@ -1,5 +1,6 @@
 """The group of a gang: it is deleted with the attempt, and its conditions are in the status."""
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -219,56 +220,68 @@ def test_a_preemption_by_kueue_is_no_failure():
 
 @pytest.mark.parametrize("before", [True, False])
 def test_workers_that_ended_by_a_suspension_are_no_failure_later(before):
+    """The Job controller has removed its finalizer from those; times tell nothing."""
     world = world_of("kueue")
     suspended(world, False)
     world.all_workers("Running")
     world.settle()
-    creation_time = world.now
-    world.pass_time(seconds=60)
     child = world.objects["jobs", "train"]
-    since = world.now if before else creation_time
-    resumed = Condition(type="Suspended", status="False", last_transition_time=since)
+    resumed = Condition(type="Suspended", status="False", last_transition_time=world.now)
     world.objects["jobs", "train"] = replace(
         child, status=replace(child.status, conditions=(resumed,))
     )
-    pod = world.objects["pods", "train-0-abcde"]
-    meta = replace(pod.metadata, creation_timestamp=creation_time, deletion_timestamp=world.now)
-    world.objects["pods", "train-0-abcde"] = replace(pod, metadata=meta)
+    deletes = world._released if before else world._ending
+    deletes(("pods", "train-0-abcde"), 30)
     world.end_container("train-0-abcde", "trainer", exit_code=143)
-    world.settle()
-    world.pass_time(seconds=4)  # while the controller waits for the Job
     world.settle()
     assert world.job.status.attempt == (0 if before else 1)
     assert world.job.status.restarts == 0
 
 
-def told_to_end(world: World) -> None:
-    """The workers are being deleted, but the suspension of their Job is not visible yet."""
-    for pod in world.workers():
-        world._ending(("pods", pod.metadata.name), 30)
-
-
-def test_deleted_workers_wait_for_the_suspension_of_their_job():
+@pytest.mark.parametrize("seconds", [-3600, -1, 0, 1, 3600])
+def test_pods_of_a_suspension_are_told_apart_with_any_clock(seconds):
+    """The times of pods and those of conditions are from different programs."""
     world = world_of("kueue")
     suspended(world, False)
     world.all_workers("Running")
     world.settle()
-    told_to_end(world)
-    assert world.settle().requeue_after
+    since = world.now + timedelta(seconds=seconds)
+    resumed = Condition(type="Suspended", status="False", last_transition_time=since)
+    child = world.objects["jobs", "train"]
+    world.objects["jobs", "train"] = replace(
+        child, status=replace(child.status, conditions=(resumed,))
+    )
+    world._released(("pods", "train-0-abcde"))
+    world.settle()
+    assert (world.job.status.attempt, world.job.status.attempts) == (0, ())
+    world._ending(("pods", "train-1-abcde"), 30)
+    world.settle()
+    assert [end.reason for end in world.job.status.attempts] == ["PodDeleted"]
+
+
+def test_workers_of_a_suspension_that_is_not_visible_yet_are_no_failure():
+    world = world_of("kueue")
+    suspended(world, False)
+    world.all_workers("Running")
+    world.settle()
+    for pod in world.workers():
+        world._released(("pods", pod.metadata.name))
+    world.settle()
+    world.pass_time(seconds=20)
+    world.settle()
     assert (world.phase, world.job.status.attempt) == ("Running", 0)
     suspended(world, True)
     world.settle()
     assert (world.phase, world.job.status.attempt) == ("Preempted", 0)
 
 
-def test_deleted_workers_are_a_disruption_after_a_delay():
+def test_deleted_workers_are_a_disruption():
     world = world_of("kueue")
     suspended(world, False)
     world.all_workers("Running")
     world.settle()
-    told_to_end(world)
-    world.settle()
-    world.pass_time(seconds=4)
+    for pod in world.workers():
+        world._ending(("pods", pod.metadata.name), 30)
     world.settle()
     assert (world.job.status.attempt, world.job.status.disruptions) == (1, 1)
     assert ("jobs", "train") in world.objects
