@@ -6,6 +6,8 @@ container that serves the workspace to the workers.
 
 from typing import Literal
 
+from msgspec import Struct
+
 from torchrun_api import names, workspace_contract
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
@@ -49,40 +51,46 @@ SERVE_MEMORY = "512Mi"
 Store = Literal["", "claim", "ephemeral"]
 
 
+class SyncRequest(Struct, frozen=True, kw_only=True):
+    """What one sync or serve pod has to do, and where.
+
+    `store` is the storage of a serve pod, "" for a sync pod. The pod accepts only the content
+    `commit`, if that is set. A pod that `stands_by` accepts any upload with the job's token. `base`
+    is a job whose workspace a sync pod may reuse. The revision of the new workspace is later than
+    `last_revision`. With `with_workers` the pod runs where workers may run, or on `node`, if that
+    is set. `claim_uid` is that of a PVC that exists.
+    """
+
+    source: VolumeSource
+    number: int
+    store: Store = ""
+    commit: str = ""
+    stands_by: bool = False
+    base: str = ""
+    last_revision: int = 0
+    with_workers: bool = False
+    node: str = ""
+    claim_uid: str = ""
+
+
 def sync_pod(
-    job: TorchrunJob,
-    source: VolumeSource,
-    number: int,
-    defaults: Defaults,
-    commit: str = "",
-    *,
-    queue: TorchrunQueue | None,
-    last_revision: int = 0,
-    stands_by: bool = False,
-    base: str = "",
-    with_workers: bool = False,
-    node: str = "",
-    claim_uid: str = "",
+    job: TorchrunJob, queue: TorchrunQueue | None, request: SyncRequest, defaults: Defaults
 ) -> Apply:
     """Return a sync pod, with the restricted Pod Security profile and without a token.
 
-    Only this pod mounts the Secret of the source. It accepts only the content `commit`, if that is
-    set. The revision of the new workspace is later than `last_revision`. A pod that `stands_by`
-    accepts any upload with the job's token. `base` is a job whose workspace it may reuse. `queue`
-    is None if it is gone. With `with_workers` it runs where workers may run, or on `node`, if that
-    is set. `claim_uid` is that of a PVC that exists.
+    Only this pod mounts the Secret of the source. `queue` is None if it is gone.
     """
-    upload = "" if stands_by else workspace_source.upload_digest(job)
-    meta = metadata(job, names.sync_pod(job.metadata.name, number), names.SYNC)
+    upload = "" if request.stands_by else workspace_source.upload_digest(job)
+    meta = metadata(job, names.sync_pod(job.metadata.name, request.number), names.SYNC)
     inputs = {
         names.WORKSPACE_SHA256: upload,
         names.UPLOAD_TOKEN_SHA256: workspace_source.upload_token(job),
         names.SOURCE: workspace_source.digest(job),
-        names.WORKSPACE_BASE: base,
-        names.COMMIT: commit,
-        names.AFTER_REVISION: str(last_revision) if stands_by else "",
-        names.CLAIM_NODE: node,
-        names.CLAIM_UID: claim_uid,
+        names.WORKSPACE_BASE: request.base,
+        names.COMMIT: request.commit,
+        names.AFTER_REVISION: str(request.last_revision) if request.stands_by else "",
+        names.CLAIM_NODE: request.node,
+        names.CLAIM_UID: request.claim_uid,
     }
     meta["labels"] = object_at(meta, "labels") | NO_PROXY_LABEL
     annotations: JsonObject = {name: value for name, value in inputs.items() if value}
@@ -96,29 +104,26 @@ def sync_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": RESTRICTED_POD,
-            "containers": [
-                _container(job, defaults, commit, upload, last_revision, base, stands_by=stands_by)
-            ],
+            "containers": [_container(job, request, upload, defaults)],
             "volumes": [
-                {"name": "workspace", "persistentVolumeClaim": {"claimName": source.name}},
+                {"name": "workspace", "persistentVolumeClaim": {"claimName": request.source.name}},
                 {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
                 *workspace_source.secret_volumes(job),
-                *_base_volumes(base),
+                *_base_volumes(request.base),
             ],
-            **_placement(job, queue, node, with_workers=with_workers),
+            **_placement(job, queue, request),
         },
     }
     return Apply(PODS, body)
 
 
-def _placement(
-    job: TorchrunJob, queue: TorchrunQueue | None, node: str, *, with_workers: bool
-) -> JsonObject:
+def _placement(job: TorchrunJob, queue: TorchrunQueue | None, request: SyncRequest) -> JsonObject:
     """Return the fields for node placement and image pulls.
 
     A PVC for one node is bound in the zone, or to the node, of its first pod. So that pod must run
     where workers may run, and a later one on the `node` of a worker, whatever that node is for.
     """
+    node, with_workers = request.node, request.with_workers
     placement: JsonObject = {}
     tolerations: list[JsonValue] = []
     if queue is not None:
@@ -156,14 +161,7 @@ def _base_mounts(base: str) -> list[JsonValue]:
 
 
 def _container(
-    job: TorchrunJob,
-    defaults: Defaults,
-    commit: str,
-    upload: str,
-    last_revision: int,
-    base: str,
-    *,
-    stands_by: bool,
+    job: TorchrunJob, request: SyncRequest, upload: str, defaults: Defaults
 ) -> JsonObject:
     is_fetched = workspace_source.is_fetched(job)
     container: JsonObject = {
@@ -172,7 +170,7 @@ def _container(
         "imagePullPolicy": defaults.runtime_image_pull_policy,
         "command": ["torchrun-sync"],
         "env": [
-            *workspace_source.environment(job, commit),
+            *workspace_source.environment(job, request.commit),
             *env_vars(
                 workspace_contract.SYNC_DIR.env_var(SYNC_DIR),
                 workspace_contract.SYNC_PORT.env_var(names.SYNC_PORT),
@@ -181,9 +179,11 @@ def _container(
                 workspace_contract.SYNC_UPLOAD_TOKEN_SHA256.env_var(
                     workspace_source.upload_token(job) or None
                 ),
-                workspace_contract.SYNC_AFTER.env_var(last_revision if stands_by else None),
-                workspace_contract.SYNC_LAST_REVISION.env_var(last_revision or None),
-                workspace_contract.SYNC_BASE.env_var(BASE_DIR if base else None),
+                workspace_contract.SYNC_AFTER.env_var(
+                    request.last_revision if request.stands_by else None
+                ),
+                workspace_contract.SYNC_LAST_REVISION.env_var(request.last_revision or None),
+                workspace_contract.SYNC_BASE.env_var(BASE_DIR if request.base else None),
             ),
         ],
         "resources": {
@@ -196,38 +196,34 @@ def _container(
             {"name": "workspace", "mountPath": SYNC_DIR},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # libraries expect it
             *workspace_source.secret_mounts(job),
-            *_base_mounts(base),
+            *_base_mounts(request.base),
         ],
     }
     return container if is_fetched else container | UPLOAD_PORT
 
 
 def serve_pod(
-    job: TorchrunJob,
-    base: Apply,
-    source: VolumeSource,
-    store: Store,
-    number: int,
-    defaults: Defaults,
+    job: TorchrunJob, queue: TorchrunQueue | None, request: SyncRequest, defaults: Defaults
 ) -> Apply:
-    """Return the serve pod that a sync pod (`base`) becomes by a second container.
+    """Return a serve pod: a sync pod with a second container.
 
     The sync container exits, the serve container keeps running. It has a token of the pod's service
     account, because the API server shows the keys of the workers' tokens only to authenticated
     clients. The account needs no role.
     """
+    base, size = sync_pod(job, queue, request, defaults), request.source.size
     meta, spec = object_at(base.body, "metadata"), object_at(base.body, "spec")
-    annotations = object_at(meta, "annotations") | {names.DELIVERY: store}
+    annotations = object_at(meta, "annotations") | {names.DELIVERY: request.store}
     containers, volumes = objects_at(spec, "containers"), objects_at(spec, "volumes")
-    if store == "ephemeral":
-        workspace_volume: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": source.size}}
+    if request.store == "ephemeral":
+        workspace_volume: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": size}}
         volumes = [workspace_volume, *volumes[1:]]
-        limit = env_vars(workspace_contract.SYNC_MAX_BYTES.env_var(_max_bytes(source.size)))
+        limit = env_vars(workspace_contract.SYNC_MAX_BYTES.env_var(_max_bytes(size)))
         containers = [c | {"env": [*objects_at(c, "env"), *limit]} for c in containers]
     body: JsonObject = {
         **base.body,
         "metadata": meta
-        | {"name": names.serve_pod(job.metadata.name, number), "annotations": annotations},
+        | {"name": names.serve_pod(job.metadata.name, request.number), "annotations": annotations},
         "spec": spec
         | {
             "restartPolicy": "OnFailure",

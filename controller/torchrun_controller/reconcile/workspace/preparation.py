@@ -20,6 +20,7 @@ from torchrun_controller.reconcile.model.observed import (
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.model.times import seconds_left
 from torchrun_controller.reconcile.objects import workspace_source
+from torchrun_controller.reconcile.objects.sync_pod import SyncRequest
 from torchrun_controller.reconcile.objects.volumes import claim
 from torchrun_controller.reconcile.pods import nodes, waiting
 from torchrun_controller.reconcile.pods.lifecycle import delete_pod
@@ -140,17 +141,14 @@ class SyncPods(msgspec.Struct, frozen=True):
     def _build_pod(self, number: int, base: str = "") -> Apply:
         """Build the sync pod, or the serve pod if the route has one."""
         observed, store = self.observed, self.route.store
-        commit = pinned_commit(observed.job, observed.workspace.latest_sync_pod)
-        return build_pod(
-            observed,
-            self.source,
-            store,
-            number,
-            self.defaults,
-            self.now,
-            commit=commit,
-            base=base,
+        request = SyncRequest(
+            source=self.source,
+            number=number,
+            store=store,
+            commit=pinned_commit(observed.job, observed.workspace.latest_sync_pod),
+            base="" if store else base,
         )
+        return build_pod(observed, request, self.defaults, self.now)
 
     def replace_pod(self, pod: Pod) -> Workspace:
         """Delete a pod of another source, route or PVC.

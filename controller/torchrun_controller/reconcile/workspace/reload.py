@@ -24,7 +24,7 @@ from torchrun_controller.reconcile.model.observed import (
     ObservedWorkspace,
 )
 from torchrun_controller.reconcile.objects import workspace_source
-from torchrun_controller.reconcile.objects.sync_pod import Store
+from torchrun_controller.reconcile.objects.sync_pod import Store, SyncRequest
 from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader
 from torchrun_controller.reconcile.spec.resolve import VolumeSource, resolve
 from torchrun_controller.reconcile.workspace import claims, delivery, preparation
@@ -72,7 +72,8 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     if claim_nodes == ():  # the pod follows a worker, and none has a node
         return Workspace(state=step.state, why=step.why, deletes=deletes)
     number = next_number(workspace.sync_pods)
-    pod = build_pod(observed, source, store, number, defaults, now, stands_by=True)
+    request = SyncRequest(source=source, number=number, store=store, stands_by=True)
+    pod = build_pod(observed, request, defaults, now)
     return Workspace(
         state=step.state,
         why=step.why,

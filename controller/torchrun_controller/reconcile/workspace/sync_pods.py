@@ -3,15 +3,16 @@
 from collections.abc import Iterable
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_api.job import TorchrunJob
 from torchrun_controller.reconcile.model.observed import Defaults, Observed, ObservedWorkspace
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.objects import workspace_source
-from torchrun_controller.reconcile.objects.sync_pod import Store, serve_pod, sync_pod
+from torchrun_controller.reconcile.objects.sync_pod import SyncRequest, serve_pod, sync_pod
 from torchrun_controller.reconcile.pods.lifecycle import PodState, delete_pod, state_of
-from torchrun_controller.reconcile.spec.resolve import VolumeSource
 from torchrun_controller.reconcile.workspace import claims, delivery
 from torchrun_controller.reconcile.workspace.delivery import find_claim_nodes
 from torchrun_controller.reconcile.workspace.helper_pods import SyncMessage, container_end, own_end
@@ -125,41 +126,21 @@ def pinned_commit(job: TorchrunJob, latest: Pod | None) -> str:
     return latest.metadata.annotations.commit
 
 
-def build_pod(
-    observed: Observed,
-    source: VolumeSource,
-    store: Store,
-    number: int,
-    defaults: Defaults,
-    now: datetime,
-    *,
-    commit: str = "",
-    base: str = "",
-    stands_by: bool = False,
-) -> Apply:
-    """Build a serve pod, or a sync pod if there is no `store`.
-
-    A pod that `stands_by` accepts any upload. Only a sync pod can reuse the files of `base`.
-    """
+def build_pod(observed: Observed, request: SyncRequest, defaults: Defaults, now: datetime) -> Apply:
+    """Build the requested pod. The revision, the node and the PVC follow from `observed`."""
     job, queue, workspace = observed.job, observed.queue, observed.workspace
-    find = find_revision if stands_by else find_last_revision
-    last_revision = find(job, workspace)
+    source, store = request.source, request.store
+    find = find_revision if request.stands_by else find_last_revision
     node = next(iter(find_claim_nodes(observed, source, store, now) or ()), "")
-    pod = sync_pod(
-        job,
-        source,
-        number,
-        defaults,
-        commit,
-        queue=queue,
-        last_revision=last_revision,
-        stands_by=stands_by,
-        base="" if store else base,
+    request = replace(
+        request,
+        last_revision=find(job, workspace),
         with_workers=not (store or claims.is_shared(source, workspace.claims)),
         node=node,
         claim_uid="" if store == "ephemeral" else claims.find_uid(workspace.claims, source.name),
     )
-    return serve_pod(job, pod, source, store, number, defaults) if store else pod
+    build = serve_pod if store else sync_pod
+    return build(job, queue, request, defaults)
 
 
 def delete_oldest_pods(job: TorchrunJob, workspace: ObservedWorkspace) -> tuple[Delete, ...]:
