@@ -24,7 +24,7 @@ from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.times import whole_attempts
 from torchrun_controller.reconcile.pods import head_and_workers
-from torchrun_controller.reconcile.pods.lifecycle import count_scheduled
+from torchrun_controller.reconcile.pods.lifecycle import alive, count_scheduled
 from torchrun_controller.reconcile.pods.nodes import NODES_RETRY, NOT_READ, find_loss
 from torchrun_controller.reconcile.spec import admission_status
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
@@ -143,18 +143,15 @@ def size_of_next_gang(
     kept = num_nodes
     if last_gang is not None:
         kept = head_and_workers.nodes_to_ask(job.spec, last_gang.current_job)
-    asked = kept if _stays_shrunk(job.status.attempts, now) else num_nodes
+    shrunk_at = _last_shrink(job.status.attempts)
+    stays_shrunk = shrunk_at is not None and now < shrunk_at + ASK_AGAIN_AFTER
+    asked = kept if stays_shrunk else num_nodes
     limit = admission_status.node_limit(job, observed.queue)
     if limit is not None:
         limit = min(limit, kept)  # the coordinator reduces the charge of a shrunk gang at any time
     if limit is not None and job.spec.elastic.min_nodes <= limit < asked:
         return GangSize(limit)
     return GangSize(asked, num_nodes if asked < num_nodes else None)
-
-
-def _stays_shrunk(attempts: Iterable[Attempt], now: datetime) -> bool:
-    shrunk_at = _last_shrink(attempts)
-    return shrunk_at is not None and now < shrunk_at + ASK_AGAIN_AFTER
 
 
 def _last_shrink(attempts: Iterable[Attempt]) -> datetime | None:
@@ -175,7 +172,7 @@ def _evaluate_starting(
     if any(find_loss(cluster_nodes, pod, now) is None for pod in gang.stale_pods):
         message = "Waiting for pods of the previous attempt to release their nodes."
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", message))
-    scheduled_count = count_scheduled(head_and_workers.alive_workers(gang))
+    scheduled_count = count_scheduled(tuple(filter(alive, gang.workers)))
     if scheduled_count < elastic.min_nodes:
         message = (
             f"The gang needs at least {count_of(elastic.min_nodes, 'node')} (elastic.minNodes)."

@@ -67,29 +67,6 @@ _LATEST = datetime.max.replace(tzinfo=UTC)
 WATCH_LAG = timedelta(seconds=70)
 
 
-def is_secondary(failure: LastFailure) -> bool:
-    """Whether the failure is the loss of a peer, by its reason or its message."""
-    return failure.reason == PEER_FAILED or bool(_PEER_LOSS.search(failure.message))
-
-
-def peer_wait_left(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
-    """Return the seconds to wait for the failure of the peer; None where it cannot come."""
-    if not is_secondary(failure) or not any(alive(pod) for pod in pods):
-        return None
-    return _wait_left(failure, now, PEER_WAIT)
-
-
-def _wait_left(failure: LastFailure, now: datetime, wait: timedelta) -> float | None:
-    """Return the seconds that are left of `wait` since the failure; None for no more.
-
-    A time in the future is that of a clock that is ahead: the whole wait is left. Nothing waits for
-    a time that is further ahead than CLOCK_SKEW.
-    """
-    if failure.time is None or not -CLOCK_SKEW <= (age := now - failure.time) < wait:
-        return None
-    return (wait - max(age, timedelta())).total_seconds()
-
-
 class LauncherMessage(ReportedFailure, frozen=True, kw_only=True):
     """The termination message that the launcher writes."""
 
@@ -152,6 +129,11 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
     else:
         grade = 3
     return grade, failure.time or _LATEST
+
+
+def is_secondary(failure: LastFailure) -> bool:
+    """Whether the failure is the loss of a peer, by its reason or its message."""
+    return failure.reason == PEER_FAILED or bool(_PEER_LOSS.search(failure.message))
 
 
 def choose_cause(recorded: LastFailure | None, later: LastFailure) -> LastFailure:
@@ -334,3 +316,21 @@ def pods_wait_left(
 
 def _misses_pods(gang: ObservedGang) -> bool:
     return len(gang.workers) < head_and_workers.nodes_of(gang.current_job)
+
+
+def peer_wait_left(failure: LastFailure, pods: Iterable[Pod], now: datetime) -> float | None:
+    """Return the seconds to wait for the failure of the peer; None where it cannot come."""
+    if not is_secondary(failure) or not any(alive(pod) for pod in pods):
+        return None
+    return _wait_left(failure, now, PEER_WAIT)
+
+
+def _wait_left(failure: LastFailure, now: datetime, wait: timedelta) -> float | None:
+    """Return the seconds that are left of `wait` since the failure; None for no more.
+
+    A time in the future is that of a clock that is ahead: the whole wait is left. Nothing waits for
+    a time that is further ahead than CLOCK_SKEW.
+    """
+    if failure.time is None or not -CLOCK_SKEW <= (age := now - failure.time) < wait:
+        return None
+    return (wait - max(age, timedelta())).total_seconds()

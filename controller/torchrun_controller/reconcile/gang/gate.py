@@ -50,30 +50,6 @@ from torchrun_controller.reconcile.workspace import reload
 REPEAT_SECONDS = 4
 
 
-def find_orphans(gang: ObservedGang, refused: RefusedWrites) -> tuple[Pod, ...]:
-    """Return the orphans that run. The garbage collector deletes pods whose Job is gone."""
-    foreign = {c.name for c in refused.conflicts if c.resource == JOBS.resource}
-    return tuple(
-        pod
-        for pod in gang.stale_pods
-        if state_of(pod) is PodState.ACTIVE
-        if all(owner.name in foreign for owner in pod.metadata.owner_references if owner.controller)
-    )
-
-
-def orphan_advice(pods: tuple[Pod, ...]) -> str:
-    """Return what the user can do about these orphans; "" for none."""
-    if not pods:
-        return ""
-    pod_names = list_names((pod.metadata.name for pod in pods), separator=" ")
-    verb, pronoun = ("is", "it") if len(pods) == 1 else ("are", "them")
-    return (
-        f"{count_of(len(pods), 'pod')} {verb} not controlled by a Job of this TorchrunJob and may"
-        f" still train. Delete {pronoun} (kubectl delete pod"
-        f" -n {pods[0].metadata.namespace} {pod_names})."
-    )
-
-
 def instruct_launchers(
     job: TorchrunJob,
     gang: ObservedGang,
@@ -106,35 +82,6 @@ def instruct_launchers(
     return tuple(apply for apply in applies if apply is not None)
 
 
-def next_repeat(gang: ObservedGang, now: datetime) -> float | None:
-    """Return the seconds until the annotations of a worker are to be written a second time."""
-    waits = (_repeat_left(pod, now) for pod in gang.workers if alive(pod))
-    return min((seconds for seconds in waits if seconds), default=None)
-
-
-def _repeat_left(pod: Pod, now: datetime) -> float | None:
-    """Return the seconds until the second write of the annotations; None once it was done.
-
-    A time in the future comes from another clock, so the second write does not wait.
-    """
-    if not pod.metadata.annotations.notification_time:
-        return None
-    notified_at = parse_time(pod.metadata.annotations.notification_time)
-    age = (now - notified_at).total_seconds() if notified_at else REPEAT_SECONDS
-    return REPEAT_SECONDS - age if 0 <= age < REPEAT_SECONDS else 0
-
-
-def _awaits_predecessor(gang: ObservedGang, pod: Pod) -> bool:
-    """Whether the launcher of a pod whose gate is open has yet to learn of an earlier pod.
-
-    The template of a Job that somebody has suspended and resumed may open the gate of its new pods.
-    Their launchers read the annotation once, after the containers have started.
-    """
-    if follows_leader(pod) or head_and_workers.resumption_of(gang) is None:
-        return False
-    return pod.status.phase == "Pending" and not pod.metadata.annotations.restarts_in_place
-
-
 def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> Apply | None:
     """Return an apply of all annotations of the controller: an apply removes what it leaves out.
 
@@ -164,6 +111,35 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
     }
     body: JsonObject = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
     return Apply(PODS, body, uid=pod.metadata.uid)
+
+
+def next_repeat(gang: ObservedGang, now: datetime) -> float | None:
+    """Return the seconds until the annotations of a worker are to be written a second time."""
+    waits = (_repeat_left(pod, now) for pod in gang.workers if alive(pod))
+    return min((seconds for seconds in waits if seconds), default=None)
+
+
+def _repeat_left(pod: Pod, now: datetime) -> float | None:
+    """Return the seconds until the second write of the annotations; None once it was done.
+
+    A time in the future comes from another clock, so the second write does not wait.
+    """
+    if not pod.metadata.annotations.notification_time:
+        return None
+    notified_at = parse_time(pod.metadata.annotations.notification_time)
+    age = (now - notified_at).total_seconds() if notified_at else REPEAT_SECONDS
+    return REPEAT_SECONDS - age if 0 <= age < REPEAT_SECONDS else 0
+
+
+def _awaits_predecessor(gang: ObservedGang, pod: Pod) -> bool:
+    """Whether the launcher of a pod whose gate is open has yet to learn of an earlier pod.
+
+    The template of a Job that somebody has suspended and resumed may open the gate of its new pods.
+    Their launchers read the annotation once, after the containers have started.
+    """
+    if follows_leader(pod) or head_and_workers.resumption_of(gang) is None:
+        return False
+    return pod.status.phase == "Pending" and not pod.metadata.annotations.restarts_in_place
 
 
 def is_open(gang: ObservedGang) -> bool:
@@ -261,4 +237,28 @@ def _fencing_reason(gang: ObservedGang, now: datetime) -> Reason | None:
         "Pods of the previous attempt may still run on lost nodes. They kill their ranks when they"
         " see the epoch of the new attempt or lose the storage. The ranks of the new attempt start"
         f" within {fence.FENCE_SECONDS} s of {since:%Y-%m-%dT%H:%M:%SZ}.",
+    )
+
+
+def find_orphans(gang: ObservedGang, refused: RefusedWrites) -> tuple[Pod, ...]:
+    """Return the orphans that run. The garbage collector deletes pods whose Job is gone."""
+    foreign = {c.name for c in refused.conflicts if c.resource == JOBS.resource}
+    return tuple(
+        pod
+        for pod in gang.stale_pods
+        if state_of(pod) is PodState.ACTIVE
+        if all(owner.name in foreign for owner in pod.metadata.owner_references if owner.controller)
+    )
+
+
+def orphan_advice(pods: tuple[Pod, ...]) -> str:
+    """Return what the user can do about these orphans; "" for none."""
+    if not pods:
+        return ""
+    pod_names = list_names((pod.metadata.name for pod in pods), separator=" ")
+    verb, pronoun = ("is", "it") if len(pods) == 1 else ("are", "them")
+    return (
+        f"{count_of(len(pods), 'pod')} {verb} not controlled by a Job of this TorchrunJob and may"
+        f" still train. Delete {pronoun} (kubectl delete pod"
+        f" -n {pods[0].metadata.namespace} {pod_names})."
     )

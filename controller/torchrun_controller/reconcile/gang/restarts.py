@@ -184,7 +184,8 @@ def find_new_restarts(job: TorchrunJob, gang: ObservedGang) -> NewRestarts:
         return NewRestarts()
     number = attempt_of(gang.current_job)
     recorded = job.status.restarts_in_place if number == job.status.attempt else 0
-    total = max(gang.restarts.count, _count_in_message(gang))
+    # Each pod that has ended knows the restarts before its end.
+    total = max(gang.restarts.count, *map(read_restarts, gang.workers), 0)
     new = total - recorded
     if new <= 0:
         return NewRestarts(recorded)
@@ -194,11 +195,6 @@ def find_new_restarts(job: TorchrunJob, gang: ObservedGang) -> NewRestarts:
     failures = [_failure_of_round(failed_round, gang.workers) for failed_round in rounds]
     ends = (_end_of_round(number, *pair) for pair in zip(rounds, failures, strict=True))
     return NewRestarts(total, new, tuple(ends), failures[-1] if failures else None)
-
-
-def _count_in_message(gang: ObservedGang) -> int:
-    """Return the most restarts that a pod of the gang wrote at its end; each knows those before."""
-    return max(map(read_restarts, gang.workers), default=0)
 
 
 def _failure_of_round(failed_round: FailedRound, workers: Iterable[Pod]) -> LastFailure:

@@ -14,7 +14,7 @@ from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.meta import Condition
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.observed import ObservedGang
-from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of, may_create_pods
+from torchrun_controller.reconcile.pods.lifecycle import attempt_of, may_create_pods
 
 # The finalizer of a pod that its Job has not counted yet as succeeded or failed.
 TRACKED = "batch.kubernetes.io/job-tracking"
@@ -90,11 +90,6 @@ def find_deleted_job(job: TorchrunJob, gang: ObservedGang) -> str:
     if is_whole(gang):
         return ""
     return names.workers_job(job.metadata.name, attempt_of(child))
-
-
-def alive_workers(gang: ObservedGang) -> tuple[Pod, ...]:
-    """Return the workers that have not ended."""
-    return tuple(pod for pod in gang.workers if alive(pod))
 
 
 def resumption_of(gang: ObservedGang) -> datetime | None:
