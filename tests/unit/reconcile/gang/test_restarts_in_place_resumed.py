@@ -1,6 +1,6 @@
 """Restarts in place of a gang whose child Job a user suspends and resumes.
 
-The template of its pods opens the gate. Kueue's Jobs wait for the controller, see test_in_place.
+The template of its pods opens the gate. Kueue's Jobs wait for the controller, see test_restarts_in_place.
 """
 
 from msgspec.structs import replace
