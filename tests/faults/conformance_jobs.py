@@ -6,6 +6,7 @@ from bodies import Body
 from faults.conformance_api import CONTAINER, NODE, Api, eventually
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.names import CONTROLLER_UID_LABEL
+from torchrun_controller.reconcile.pods.head_and_workers import TRACKED
 
 
 async def _gang(api: Api, **spec_of_pods: str) -> tuple[Body, list[Body]]:
@@ -76,8 +77,22 @@ async def a_job_has_not_failed_before_its_pods_have_ended(api: Api) -> None:
     await api.until(JOBS, "gang", _has_condition("Failed"))
 
 
+async def a_suspended_job_releases_its_pods_before_it_deletes_them(api: Api) -> None:
+    """A pod that somebody else deletes keeps the finalizer, and then counts as failed."""
+    _, pods = await _gang(api, nodeName=NODE)
+    names = [pod["metadata"]["name"] for pod in pods]
+    assert all(TRACKED in pod["metadata"]["finalizers"] for pod in pods)
+    await api.send("DELETE", PODS, names[0])
+    await api.send("PATCH", JOBS, "gang", {"spec": {"suspend": True}})
+    released = await api.until(PODS, names[1], lambda pod: pod["metadata"].get("deletionTimestamp"))
+    assert TRACKED not in released["metadata"].get("finalizers", ())
+    deleted = await api.send("GET", PODS, names[0])
+    assert TRACKED in deleted["metadata"]["finalizers"]
+
+
 CHECKS_OF_JOBS: tuple[Callable[[Api], Awaitable[None]], ...] = (
     a_job_creates_a_pod_for_each_index_and_completes_with_all,
     a_job_fails_with_the_first_failure_and_deletes_the_others,
     a_job_has_not_failed_before_its_pods_have_ended,
+    a_suspended_job_releases_its_pods_before_it_deletes_them,
 )

@@ -35,10 +35,12 @@ class JobController(Actor):
         alive = [i for i in indexes if i in pods and not is_over(pods[i])]
         failed = ended.count("Failed")
         if job["spec"].get("suspend") and not failed:
+            # Their deletion is no failure, unless somebody else has deleted them before.
             for index in alive:
-                self.hands.patch(PODS, pods[index], {"metadata": {"finalizers": None}})
-                self.hands.delete(PODS, pods[index])
-            indexes.clear()  # their deletion is no failure
+                if "deletionTimestamp" not in pods[index]["metadata"]:
+                    self.hands.patch(PODS, pods[index], {"metadata": {"finalizers": None}})
+                    self.hands.delete(PODS, pods[index])
+                    indexes.discard(index)
             self._write_status(job, 0, 0, 0, have_ended=False)
             return
         if failed:
