@@ -210,18 +210,16 @@ def build_child_jobs(
     attempt: int,
     defaults: Defaults,
     *,
-    counts: Counts,
-    previous_end: Attempt | None,
-    shrunk_from: int | None,
+    history: JsonObject,
     may_start: bool,
     environment: Environment | None,
     avoided_hostnames: tuple[str, ...],
 ) -> tuple[Apply, ...]:
     """Return the Jobs of one attempt, with the node preferences of their pods.
 
-    `counts`, `previous_end` and `shrunk_from` become annotations: nothing is lost or counted twice
-    if the status write fails. With `may_start` the ranks start at once. Without it, and always in a
-    gang with a head, they wait for the annotation torchrun.ai/start of their pods.
+    `history` are their annotations, see `history_annotations`. With `may_start` the ranks start at
+    once. Without it, and always in a gang with a head, they wait for the annotation
+    torchrun.ai/start of their pods.
 
     Raises:
         InvalidSpecError: as `worker_template` does.
@@ -239,16 +237,18 @@ def build_child_jobs(
         template = add_preference(template, "NotIn", avoided_hostnames, AVOIDANCE_WEIGHT)
         template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)
         template = annotate_template(template, observed.job, observed.workspace)
-        annotations = _history(attempt, counts, previous_end)
-        annotations[names.GENERATION] = str(job.metadata.generation)
-        if shrunk_from is not None:
-            annotations[names.WANTED_NODES] = str(shrunk_from)
-        jobs.append(child_job(job, role_spec, attempt, template, annotations, role))
+        jobs.append(child_job(job, role_spec, attempt, template, history, role))
     return tuple(jobs)
 
 
-def _history(attempt: int, counts: Counts, previous_end: Attempt | None) -> JsonObject:
-    """Return the annotations with the facts that a lost status write must not lose."""
+def history_annotations(
+    job: TorchrunJob,
+    attempt: int,
+    counts: Counts,
+    previous_end: Attempt | None,
+    shrunk_from: int | None,
+) -> JsonObject:
+    """Return the facts for the annotations of the Jobs that a lost status write must not lose."""
     annotations: JsonObject = {}
     if attempt:
         annotations = {
@@ -257,4 +257,7 @@ def _history(attempt: int, counts: Counts, previous_end: Attempt | None) -> Json
         }
     if attempt and previous_end is not None:
         annotations[names.CAUSE] = msgspec.json.encode(previous_end).decode()
+    annotations[names.GENERATION] = str(job.metadata.generation)
+    if shrunk_from is not None:
+        annotations[names.WANTED_NODES] = str(shrunk_from)
     return annotations

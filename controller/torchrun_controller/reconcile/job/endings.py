@@ -229,7 +229,7 @@ def _describe_running_pods(assessment: Assessment, helper_pods: Iterable[Pod]) -
     observed, now = assessment.observed, assessment.now
     # A pod on a lost node never reports its end. The status records workers, and the fence waits
     # for them. The next setup pod waits for the one before it.
-    pods = (*observed.gang.workers, *observed.gang.stale_pods, *helper_pods)
+    pods = (*observed.gang.pods, *helper_pods)
     reachable = (pod for pod in pods if nodes.find_loss(observed.cluster.nodes, pod, now) is None)
     running_pods = [pod for pod in reachable if alive(pod)]
     if not running_pods:

@@ -296,27 +296,22 @@ def _build_gang(assessment: Assessment) -> NewGang | Reason:
     # earlier ones.
     may_be_resumed = SCHEDULERS[prepared.choice.gang].api.admits_jobs
     has_ended = gang.has_ended(observed.job, observed.gang)
+    shrunk_from = next_attempt.size.shrunk_from if next_attempt.size else None
     jobs = build_child_jobs(
         observed,
         spec,
         attempt,
         assessment.defaults,
-        counts=counts,
-        previous_end=_cause(next_attempt),
-        shrunk_from=next_attempt.size.shrunk_from if next_attempt.size else None,
+        history=gang.history_annotations(
+            observed.job, attempt, counts, _cause(next_attempt), shrunk_from
+        ),
         may_start=has_ended and not blocking_pods and not may_be_resumed,
         environment=prepared.environment,
         avoided_hostnames=hostnames(observed.cluster.nodes, avoided_nodes),
     )
     try:
         objects = build_gang_objects(
-            observed.job,
-            observed.queue,
-            observed.cluster.installed,
-            spec,
-            attempt,
-            jobs,
-            assessment.defaults.kai_quota_namespaces,
+            observed, spec, attempt, prepared.choice, jobs, assessment.defaults
         )
     except InvalidSpecError as error:
         return invalid_spec(str(error))

@@ -117,7 +117,7 @@ def plan(assessment: Assessment, decision: Decision) -> Plan:
     composed = status.compose(assessment, decision)
     # Those for which the loss of their node makes a difference.
     helper_pods = filter(alive, (*observed.workspace.sync_pods, *observed.workspace.setup_pods))
-    pods = (*observed.gang.workers, *observed.gang.stale_pods, *helper_pods)
+    pods = (*observed.gang.pods, *helper_pods)
     time_to_live = None
     if composed.phase in TERMINAL and policy.time_to_live is not None:
         time_to_live = max(policy.time_to_live.total_seconds(), 1.0)

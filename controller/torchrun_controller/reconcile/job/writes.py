@@ -111,8 +111,7 @@ def find_checks(
         ]
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     if status is not None and _releases_quota(job.status, status):
-        pods = (*gang.workers, *gang.stale_pods)
-        uids = frozenset(pod.metadata.uid for pod in pods)
+        uids = frozenset(pod.metadata.uid for pod in gang.pods)
         checks.append(NoPodIsUnseen(namespace=namespace, job=name, uids=uids))
 
     older_attempts = stale_attempts(job, gang)

@@ -7,11 +7,10 @@ from torchrun_api.core import Job, SchedulingGroup
 from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
-from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import TERMINAL
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
-from torchrun_controller.reconcile.model.observed import Installed, ObservedGang
+from torchrun_controller.reconcile.model.observed import Defaults, Installed, Observed, ObservedGang
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.model.times import find_end
 from torchrun_controller.reconcile.pods.lifecycle import (
@@ -21,7 +20,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     may_create_pods,
 )
 from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
-from torchrun_controller.reconcile.schedulers.table import SCHEDULERS, Choice, choose
+from torchrun_controller.reconcile.schedulers.table import SCHEDULERS, Choice
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
@@ -36,13 +35,12 @@ _REFUSALS = {refusal for scheduler in SCHEDULERS.values() for refusal in schedul
 
 
 def build_gang_objects(
-    job: TorchrunJob,
-    queue: TorchrunQueue,
-    installed: Installed | None,
+    observed: Observed,
     run: ResolvedSpec,
     attempt: int,
+    choice: Choice,
     child_jobs: tuple[Apply, ...],
-    kai_quota_namespaces: tuple[str, ...],
+    defaults: Defaults,
 ) -> tuple[Apply, ...]:
     """Return the groups of a gang and then its Jobs: the group of a pod must exist first.
 
@@ -51,10 +49,25 @@ def build_gang_objects(
     Raises:
         InvalidSpecError: the scheduler cannot express what the job asks for.
     """
-    choice = choose(queue, installed, job)
+    job, queue = observed.job, observed.queue
+    assert queue is not None
     templates = [_object(_object(child.body, "spec"), "template") for child in child_jobs]
-    gang = _build_gang(job, queue, installed, run, attempt, child_jobs[-1].name, *templates)
-    gang = replace(gang, kai_quota=queue.metadata.namespace in kai_quota_namespaces)
+    template, *heads = templates
+    nodes = run.size.nodes
+    least = min(nodes, job.spec.elastic.min_nodes) if job.spec.elastic else nodes
+    gang = Gang(
+        job=job,
+        queue=queue,
+        name=child_jobs[-1].name,
+        attempt=attempt,
+        nodes=nodes,
+        least=least,
+        template=template,
+        parts=((template, least - len(heads)), *((head, 1) for head in heads)),
+        topology=job.spec.scheduling.topology or queue.spec.scheduling.topology,
+        installed=observed.cluster.installed or Installed(),
+        kai_quota=queue.metadata.namespace in defaults.kai_quota_namespaces,
+    )
     build = SCHEDULERS[choice.gang].build
     objects = [build(replace(gang, template=template)) for template in templates]
     patched_jobs = (
@@ -67,45 +80,12 @@ def build_gang_objects(
 def _patch_job(child: Apply, patches: GangObjects, choice: Choice) -> Apply:
     body = child.body
     spec = _object(body, "spec")
-    template = merge(_set_scheduler(_object(spec, "template"), choice), patches.template)
+    name: JsonObject = {"spec": {"schedulerName": choice.scheduler}} if choice.scheduler else {}
+    template = merge(merge(_object(spec, "template"), name), patches.template)
     job = merge({**body, "spec": {**spec, "template": template}}, patches.job)
     if choice.gang != "none":
         job = merge(job, {"metadata": {"annotations": {names.GANG_SCHEDULER: choice.gang}}})
     return Apply(child.kind, job)
-
-
-def _build_gang(
-    job: TorchrunJob,
-    queue: TorchrunQueue,
-    installed: Installed | None,
-    run: ResolvedSpec,
-    attempt: int,
-    name: str,
-    template: JsonObject,
-    *heads: JsonObject,
-) -> Gang:
-    """Return the gang with pods of this template, and of the template of its head if it has one."""
-    elastic = job.spec.elastic
-    nodes = run.size.nodes
-    least = min(nodes, elastic.min_nodes) if elastic else nodes
-    return Gang(
-        job=job,
-        queue=queue,
-        name=name,
-        attempt=attempt,
-        nodes=nodes,
-        least=least,
-        template=template,
-        parts=((template, least - len(heads)), *((head, 1) for head in heads)),
-        topology=job.spec.scheduling.topology or queue.spec.scheduling.topology,
-        installed=installed or Installed(),
-    )
-
-
-def _set_scheduler(template: JsonObject, choice: Choice) -> JsonObject:
-    return merge(
-        template, {"spec": {"schedulerName": choice.scheduler}} if choice.scheduler else {}
-    )
 
 
 def _object(body: JsonObject, name: str) -> JsonObject:
