@@ -13,7 +13,7 @@ from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.failures import Cause
 from torchrun_controller.reconcile.gang.restarts import Counts
-from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.conditions import Reason, find_true
 from torchrun_controller.reconcile.model.observed import (
     Defaults,
     Observed,
@@ -170,7 +170,7 @@ def find_completed_job(gang: ObservedGang) -> Job | None:
 
 def is_complete(child: Job) -> bool:
     """Whether the Job has the condition Complete."""
-    return any((c.type, c.status) == ("Complete", "True") for c in child.status.conditions)
+    return find_true(child.status.conditions, "Complete") is not None
 
 
 def record_end(

@@ -30,7 +30,7 @@ from torchrun_controller.reconcile.gang.failures import (
 )
 from torchrun_controller.reconcile.gang.gang import find_completed_job, is_recorded
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
-from torchrun_controller.reconcile.model.conditions import Reason
+from torchrun_controller.reconcile.model.conditions import Reason, find_true
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import State
@@ -134,8 +134,8 @@ def _failed_state(failure: Failure) -> GangState:
 
 def _time_of(child: Job, kind: str) -> datetime | None:
     """Return since when this condition of the Job is True."""
-    conditions = (c for c in child.status.conditions if (c.type, c.status) == (kind, "True"))
-    return next((c.last_transition_time for c in conditions), None)
+    condition = find_true(child.status.conditions, kind)
+    return None if condition is None else condition.last_transition_time
 
 
 def _pod_failure(

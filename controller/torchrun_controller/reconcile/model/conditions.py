@@ -60,6 +60,8 @@ class Typed(Protocol):
 
     @property
     def type(self) -> str: ...  # noqa: D102
+    @property
+    def status(self) -> str: ...  # noqa: D102
 
 
 C = TypeVar("C", bound=Typed)
@@ -68,6 +70,12 @@ C = TypeVar("C", bound=Typed)
 def find_condition(conditions: Iterable[C], kind: str) -> C | None:
     """Return the condition of this type; there is at most one."""
     return next((condition for condition in conditions if condition.type == kind), None)
+
+
+def find_true(conditions: Iterable[C], kind: str) -> C | None:
+    """Return the condition of this type if it is True."""
+    condition = find_condition(conditions, kind)
+    return condition if condition is not None and condition.status == "True" else None
 
 
 def update(

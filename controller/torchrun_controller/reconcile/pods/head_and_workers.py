@@ -12,7 +12,7 @@ from torchrun_api import names
 from torchrun_api.core import Job, Pod
 from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.meta import Condition
-from torchrun_controller.reconcile.model.conditions import find_condition
+from torchrun_controller.reconcile.model.conditions import find_condition, find_true
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, may_create_pods
 
@@ -125,22 +125,16 @@ def is_from_before_suspension(gang: ObservedGang, pod: Pod) -> bool:
 
 def find_failed_job(gang: ObservedGang) -> tuple[Job, Condition] | None:
     """Return a Job of the gang that has failed, with its condition Failed."""
-    failures = (
-        (job, condition)
-        for job in jobs_of(gang)
-        if (condition := _failed_condition(job)) is not None
-    )
-    return next(failures, None)
-
-
-def _failed_condition(job: Job) -> Condition | None:
-    conditions = (c for c in job.status.conditions if (c.type, c.status) == ("Failed", "True"))
-    return next(conditions, None)
+    for job in jobs_of(gang):
+        condition = find_true(job.status.conditions, "Failed")
+        if condition is not None:
+            return job, condition
+    return None
 
 
 def have_all_failed(gang: ObservedGang) -> bool:
     """Whether all Jobs of the gang have failed."""
-    return all(_failed_condition(job) is not None for job in jobs_of(gang))
+    return all(find_true(job.status.conditions, "Failed") for job in jobs_of(gang))
 
 
 def head_has_succeeded(gang: ObservedGang) -> bool:

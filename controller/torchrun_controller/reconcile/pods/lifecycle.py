@@ -8,7 +8,7 @@ from torchrun_api.core import Job, Pod
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import ChildMeta, find_controller
 from torchrun_api.status import WorkersStatus
-from torchrun_controller.reconcile.model.conditions import find_condition
+from torchrun_controller.reconcile.model.conditions import find_condition, find_true
 from torchrun_controller.reconcile.model.plan import Delete
 
 # Conditions of a Job whose end is certain. The first two come before its pods have ended.
@@ -74,7 +74,7 @@ def count_workers(pods: tuple[Pod, ...], nodes: int) -> WorkersStatus:
     running = sum(_is_running(pod) for pod in pods)
     return WorkersStatus(
         pending=max(0, nodes - running - failed - succeeded),
-        ready=sum(_is_ready(pod) for pod in pods),
+        ready=sum(find_true(pod.status.conditions, "Ready") is not None for pod in pods),
         running=running,
         failed=failed,
         succeeded=succeeded,
@@ -92,11 +92,6 @@ def _is_running(pod: Pod) -> bool:
         status.name == names.TRAINER_CONTAINER and status.state.running is not None
         for status in pod.status.container_statuses
     )
-
-
-def _is_ready(pod: Pod) -> bool:
-    ready = find_condition(pod.status.conditions, "Ready")
-    return ready is not None and ready.status == "True"
 
 
 def count_scheduled(pods: tuple[Pod, ...]) -> int:

@@ -9,6 +9,7 @@ from torchrun_api.extras import KaiQueue
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
 from torchrun_api.status import TERMINAL
+from torchrun_controller.reconcile.model.conditions import ADMITTED, find_true
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.model.phases import GANG_PHASES
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
@@ -92,7 +93,7 @@ def state_of(job: TorchrunJob) -> JobState:
         return "ended"
     if job.status.phase == "Running":
         return "running"
-    admitted = any(c.type == "Admitted" and c.status == "True" for c in job.status.conditions)
+    admitted = find_true(job.status.conditions, ADMITTED) is not None
     return "admitted" if admitted or needs_queue(job) else "pending"
 
 
