@@ -5,8 +5,8 @@ import os
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.upload.tree import Tree
 from torchrun_api.json import JsonObject, object_at
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.command import decide
-from torchrun_runtime.launch.errors import LaunchError
 
 _SHOWN = 60  # characters of the command
 

@@ -18,7 +18,7 @@ import re
 import shlex
 from typing import NamedTuple
 
-from .errors import LaunchError
+from .cause import LaunchError
 
 SHELL = "/bin/sh"
 _PYTHON = re.compile(r"python(3(\.\d+)?t?)?")

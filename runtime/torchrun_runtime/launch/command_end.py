@@ -5,12 +5,19 @@ from __future__ import annotations
 import signal
 import time
 
+from .cause import Cause, is_peer_loss
 from .contract import STOPPED
-from .failure import Cause, Report, find_cause, is_peer_loss, out_of_memory_of, read_reports
+from .failure import (
+    Report,
+    cause_of_background,
+    find_cause,
+    find_masked_failure,
+    out_of_memory_of,
+    read_reports,
+)
 from .gang.messages import StopRound
 from .output import timestamp
 from .processes import Process, Running, signal_name
-from .success import cause_of_background, find_masked_failure
 from .supervise import CommandExit, StopRequest
 
 PEER_FAILED, RELOADED = "PeerFailed", "Stopped"

@@ -1,9 +1,14 @@
-"""The root cause of a failed command, from the reports of its processes.
+"""Why a command failed, also if it ended with 0.
 
-Precedence: the report of torchrun (rank and exit code), the report of the rank's Python (exception
-and time), the exit code of the command. Among several failed ranks the first one is the cause; a
-rank that only lost a peer is not. Other programs write reports, too: a rank may try an import in a
-child process, and go on when it fails.
+The root cause comes from the reports of the processes. Precedence: the report of torchrun (rank
+and exit code), the report of the rank's Python (exception and time), the exit code of the command.
+Among several failed ranks the first one is the cause; a rank that only lost a peer is not. Other
+programs write reports, too: a rank may try an import in a child process, and go on when it fails.
+
+A shell returns 0 although its Python has failed (`python train.py | tee log`, `python train.py;
+date`) or still runs in the background (`nohup python train.py &`). The shell's author may also mean
+it: a check may fail, and a monitor may run beside the training. So only the last Python counts that
+the command started, and none if the line says what to do after a failure (`||`).
 """
 
 from __future__ import annotations
@@ -11,20 +16,28 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from contextlib import suppress
-from typing import Mapping, NamedTuple
+from typing import NamedTuple
 
-from .contract import NOT_FOUND, PEER_LOSS, SDK_RAISED
+from .cause import Cause, tells_peer_loss
+from .contract import LAUNCH_FAILED, NOT_FOUND, SDK_RAISED
 from .output import timestamp
-from .processes import signal_name
+from .processes import Process, descendants, signal_name
 from .supervise import CommandExit
 
-_PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 _SIGABRT, _SIGKILL, _SIGTERM = 6, 9, 15
 _TORCHRUN_FAILED = 1  # torchrun's exit code for any failing rank
 EXCEPTION = 1  # exit code of a Python that an exception ends
 # How long a script may take to end after a program in it has failed, in any other way.
 RECENT_SECONDS = 3.0
+# How long a process that was just started may need to become a Python with a mark.
+_START_SECONDS = 2.0
+_POLL = 0.02
+_STARTERS = re.compile(r"(ba|da|z|k|a)?sh|busybox|nohup|setsid|nice|env|python.*")
+# A reader that closes its pipe, as `head` does, and Ctrl-C end a program that has not failed.
+_NO_FAILURES = ("BrokenPipeError", "KeyboardInterrupt")
+_LAST_STARTED, _LAST_ENDED = "python.started", "python.ended"
 
 
 class Report(NamedTuple):
@@ -51,56 +64,6 @@ class Failed(NamedTuple):
     exit_code: int
     time: float
     message: str
-
-
-class Cause(NamedTuple):
-    """The cause in the termination message. exit_code: of the container."""
-
-    exit_code: int
-    rank: int | None
-    signal: int | None
-    reason: str
-    message: str
-    time: str
-
-    def body(self) -> dict[str, object]:
-        """The termination message for the controller."""
-        return {
-            "rank": self.rank,
-            "exitCode": self.exit_code,
-            "signal": self.signal,
-            "reason": self.reason,
-            "message": self.message,
-            "time": self.time,
-        }
-
-
-def is_peer_loss(cause: Cause) -> bool:
-    """Whether a rank only lost its peer, so that the cause is on another node."""
-    return cause.reason in ("Exception", "ExitCode") and bool(_PEER_LOSS.search(cause.message))
-
-
-def first_cause(causes: Mapping[int, Cause]) -> tuple[int, Cause]:
-    """The node with the root cause, and the cause: a hang, a signal, the first exception.
-
-    NCCL aborts the ranks that have lost a peer, so SIGABRT comes after exceptions.
-
-    The order is that of the controller (torchrun_controller.reconcile.gang.failures).
-    """
-
-    def order(node_and_cause: tuple[int, Cause]) -> tuple[int, str]:
-        cause = node_and_cause[1]
-        if cause.reason == "OOMKilled":
-            return 0, cause.time
-        if cause.reason == "Hung":
-            return 1, cause.time
-        if cause.signal == _SIGTERM:
-            return 6, cause.time
-        if cause.signal is not None:
-            return (4 if cause.signal == _SIGABRT else 2), cause.time
-        return (5 if is_peer_loss(cause) else 3), cause.time
-
-    return min(causes.items(), key=order)
 
 
 def find_cause(
@@ -145,11 +108,11 @@ def cause_of_account(account: Report, reports: list[Report], out_of_memory: bool
     def order(failed: Failed) -> tuple[int, float]:
         report = report_of(failed)
         if report:
-            return (2 if _PEER_LOSS.search(report.message) else 0), report.time
+            return (2 if tells_peer_loss(report.message) else 0), report.time
         # torchrun's time is truncated to whole seconds, so it is never too late.
         if failed.exit_code == -_SIGABRT:
             return 1, failed.time
-        is_peer_loss = failed.exit_code > 0 and _PEER_LOSS.search(failed.message)
+        is_peer_loss = failed.exit_code > 0 and tells_peer_loss(failed.message)
         return (2 if failed.exit_code == -_SIGTERM or is_peer_loss else 0), failed.time
 
     first = min([*failures, *_unlisted(failures, reports)], key=order)
@@ -247,3 +210,76 @@ def _read_report(path: str) -> Report:
         failures,
         body.get("nested", False),
     )
+
+
+class _Mark(NamedTuple):
+    """When rank/sitecustomize.py left a mark, and in which process."""
+
+    pid: int = 0
+    time: float = 0.0
+
+
+def find_background(folder: str) -> Process | None:
+    """The last Python that the command started, if it still runs after the command has ended.
+
+    A Python that was started before another one ended served that one. Takes at most 2 s, while a
+    process that was just started may become a Python.
+    """
+    while True:
+        tree = descendants(os.getpid())
+        started, ended = _read(folder, _LAST_STARTED), _read(folder, _LAST_ENDED)
+        found = [process for process in tree if process.pid == started.pid]
+        if found and ended.time < started.time:
+            return found[0]
+        if not any(_STARTERS.fullmatch(p.name) and _age(p) < _START_SECONDS for p in tree):
+            return None
+        time.sleep(_POLL)
+
+
+def cause_of_background(process: Process) -> Cause:
+    """The cause of a command that ended while its training still ran."""
+    message = (
+        f"The command ended with 0 while {process.name}[{process.pid}], which it had started, still"
+        " ran in the background. The end of the command ends the container. Remove nohup and &, or"
+        " end the script with wait."
+    )
+    return Cause(LAUNCH_FAILED, None, None, "LeftInBackground", message, timestamp())
+
+
+def find_masked_failure(
+    command: str | list[str], reports: list[Report], folder: str, now: float
+) -> Cause | None:
+    """The failure of the last Python of a command, which itself ended with 0. now: its end."""
+    line = command if isinstance(command, str) else " ".join(command)
+    if "||" in line:
+        return None
+    started = _read(folder, _LAST_STARTED)
+    last = [
+        report
+        for report in reports
+        if report.time >= started.time
+        and now - report.time < RECENT_SECONDS
+        and report.type not in _NO_FAILURES
+        and (report.failures or report.pid == started.pid)
+    ]
+    if not last:
+        return None
+    report = max(last, key=lambda report: report.time)
+    if report.failures:
+        return cause_of_account(report, reports)
+    moment = timestamp(report.time)
+    return Cause(EXCEPTION, None, None, "Exception", report.message, moment)
+
+
+def _read(folder: str, name: str) -> _Mark:
+    with suppress(OSError, ValueError), open(os.path.join(folder, name)) as file:
+        pid, moment = file.read().split()
+        return _Mark(int(pid), float(moment))
+    return _Mark()
+
+
+def _age(process: Process) -> float:
+    """Seconds since the process was started; infinite if that is not known."""
+    with suppress(OSError, ValueError), open("/proc/uptime") as file:
+        return float(file.read().split()[0]) - process.started / os.sysconf("SC_CLK_TCK")
+    return float("inf")

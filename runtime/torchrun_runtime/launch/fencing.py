@@ -42,15 +42,16 @@ import time
 from contextlib import suppress
 from typing import Callable, NamedTuple
 
+from .cause import LaunchError
 from .contract import LAUNCH_FAILED
-from .errors import LaunchError
 from .output import say
-from .state import start_thread, within
 from .supervise import StopRequest
+from .threads import start_thread, within
 
 POLL_SECONDS = 2.0
 FENCE_SECONDS = 30.0
 WAIT_SECONDS = 45.0
+_PROBE_SECONDS = 10.0
 _ANSWER_SECONDS = 10.0  # time limit of the storage before ranks are started
 _ENFORCE_SECONDS = 0.5
 _SILENT = "it does not respond"  # of a state directory without an error
@@ -77,6 +78,24 @@ class Worker(NamedTuple):
 
 class SupersededError(Exception):
     """Another gang has taken over. The message names it."""
+
+
+def usable(directory: str, seconds: float = _PROBE_SECONDS) -> str:
+    """The directory if files can be created in it; else "", with a line in the log."""
+    if not directory:
+        return ""
+    try:
+        within(seconds, lambda: _probe(directory))
+    except OSError as error:
+        say(f"running without the state directory {directory}: {error.strerror or error}")
+        return ""
+    return directory
+
+
+def _probe(directory: str) -> None:
+    descriptor, path = tempfile.mkstemp(prefix=".probe-", dir=directory)
+    os.close(descriptor)
+    os.unlink(path)
 
 
 def take_over(

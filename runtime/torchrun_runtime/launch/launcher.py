@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Iterator, MutableMapping, Sequence
 
 from . import contract, podinfo, torchrun
+from .cause import Cause, LaunchError
 from .command import Run, decide
 from .command_end import (
     cause_after_leftovers,
@@ -20,25 +21,21 @@ from .command_end import (
     describe_stop,
 )
 from .contract import LAUNCH_FAILED, STOPPED
-from .copies import Copy
-from .errors import LaunchError
-from .failure import Cause
-from .fencing import FencingWatchdog, GangId, Worker, take_over
+from .fencing import FencingWatchdog, GangId, Worker, take_over, usable
 from .gang.leader import Predecessor
 from .gang.messages import StartRound
 from .gang.rounds import Rounds, follow, lead
-from .gate import is_open, pass_gate, read_predecessor
 from .output import TerminationLog, copied_to, say, timestamp
+from .podinfo import is_open, pass_gate, read_predecessor
 from .preparation import RoundPreparation, describe_hidden, enter_directory
 from .processes import descendants, send, signal_name
 from .reload import Reload
-from .rendezvous import of_round
+from .rendezvous import RoundStore, of_round
 from .reporting import Reporter, describe_restarts
 from .round import Program, Round, RoundEnd
 from .served import ServedWorkspace
 from .settings import Settings, beside_head, from_environment, read
-from .state import usable
-from .store import RoundStore
+from .streams import Copy
 from .supervise import STOPPING, StopRequest
 from .venv import make, use
 from .workspace import SharedWorkspace, UncopiedWorkspace, WorkspaceCopy
@@ -76,7 +73,7 @@ def _launch(log: TerminationLog, *, setup_only: bool) -> Cause | None:
         return None if setup_only else launcher.run()
     except LaunchError as error:
         say(f"error: {error.message}")
-        return _cause_of_error(error)
+        return error.cause
     except Exception as error:
         traceback.print_exc()
         message = f"The launcher has a bug: {error!r}. The log of the pod has the traceback."
@@ -300,7 +297,7 @@ class Launcher:
         except LaunchError as error:
             if not error.is_of_command:
                 raise
-            end = RoundEnd(_cause_of_error(error), start.round)
+            end = RoundEnd(error.cause, start.round)
         if not end.was_stopped:
             _report(end.cause)
         return end
@@ -336,10 +333,6 @@ def _open_workspace(settings: Settings) -> WorkspaceCopy | None:
     workspace = SharedWorkspace(settings.workspace_source, target)
     workspace.wait(settings.sync_wait)
     return workspace
-
-
-def _cause_of_error(error: LaunchError) -> Cause:
-    return Cause(error.exit_code, None, None, error.reason, error.message, timestamp())
 
 
 def _report(cause: Cause | None) -> None:

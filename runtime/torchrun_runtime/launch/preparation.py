@@ -3,6 +3,10 @@
 This takes as long as the network and the storage need, so a thread does it. The main thread gives
 the round up at once if the leader stops it: no rank of this node runs, and the leader would end the
 gang because it waits for no ranks that do not stop in time.
+
+The name of a headless Service appears with its pods, and a resolver caches a negative answer
+(CoreDNS: 5 s). torchrun fails at once on an unknown host, so the launcher waits before it starts
+torchrun. The first worker waits too: it must recognise itself by that name.
 """
 
 from __future__ import annotations
@@ -10,17 +14,19 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import socket
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from typing import Callable, Mapping
 
+from .cause import LaunchError
 from .contract import NOT_FOUND
-from .errors import LaunchError
 from .gang.messages import StartRound, StopRound
-from .network import wait_for_names
+from .output import wait_until
 from .reload import Reload
 from .settings import Settings
-from .state import begin
+from .threads import begin
 
 _POLL = 0.05
 # Variables that name folders of programs and packages.
@@ -130,3 +136,21 @@ def enter_directory(settings: Settings) -> None:
             f"Cannot enter the working directory {directory}: {error.strerror}. Set workingDir to a"
             " directory of the image, a volume or the workspace.",
         ) from error
+
+
+def wait_for_names(hosts: tuple[str, ...], seconds: float) -> None:
+    """Return when every name resolves. Raises LaunchError (MasterNotResolved) after `seconds`."""
+    for host in hosts:
+        if not wait_until(partial(_resolves, host), seconds, f"the DNS name {host}"):
+            raise LaunchError(
+                "MasterNotResolved",
+                f"The DNS name {host} did not resolve within {seconds:.0f} s. Check that the"
+                " headless Service of the job exists and that DNS works in this pod.",
+            )
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False

@@ -1,15 +1,35 @@
-"""The rendezvous of each round: agents of two rounds never meet."""
+"""The rendezvous of each round: agents of two rounds never meet, and no agent has the store.
+
+The store of a c10d rendezvous is in a process that outlives the agents of torchrun. Otherwise the
+agent of node 0 has it. That agent ends 300 s after its ranks (the exit barrier of
+torch.distributed.elastic.agent.server), and then the agents of the other nodes lose the store and
+kill ranks that still work. With `is_host=false` the agents only connect, and retry for 60 s (since
+torch 1.9, torch.distributed.elastic.rendezvous.c10d_rendezvous_backend). The static rendezvous
+needs no store while ranks run.
+"""
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from typing import Mapping
 
-from . import contract
+from . import contract, processes
+from .command import SHELL
+from .output import say
 from .settings import read
 
 # Rounds use the port of the gang and the next ones in turns. A process of the round before may hold
 # a port for some time.
 PORTS = 16
+# It ends with the launcher, which has the other end of its stdin.
+_SERVE = """\
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("localhost", int(sys.argv[1]), None, True, wait_for_workers=False)
+sys.stdin.read()
+"""
+_BACKEND = "c10d"
 
 
 def of_round(environment: Mapping[str, str], number: int) -> dict[str, str]:
@@ -31,3 +51,58 @@ def of_round(environment: Mapping[str, str], number: int) -> dict[str, str]:
         changed[contract.PET_RDZV_ENDPOINT] = f"{master}:{port_of_round}"
     changed[contract.PET_MASTER_PORT] = changed[contract.MASTER_PORT] = port_of_round
     return changed
+
+
+class RoundStore:
+    """The store of the present round on node 0; on other nodes only the option to connect to it.
+
+    is_used: whether agents of this gang use it. python: the start of a command line of the Python
+    that has torch; empty if it is not known. before: what selects its environment in a shell line.
+    """
+
+    def __init__(self, python: list[str], before: str, *, is_used: bool, is_host: bool) -> None:
+        self._is_used = is_used
+        self._python = python
+        self._before = before
+        self._is_host = is_host
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Replace the store of the round before. Returns the environment of the agents."""
+        self.close()
+        changed = dict(environment)
+        if not self._is_used:
+            return changed
+        host, _, port = read(environment, contract.PET_RDZV_ENDPOINT).rpartition(":")
+        is_here = host == read(environment, contract.PET_MASTER_ADDR) and port.isdigit()
+        if read(environment, contract.PET_RDZV_BACKEND) != _BACKEND or not is_here:
+            return changed
+        if self._is_host and not self._serve(port, environment):
+            return changed
+        settings = [read(environment, contract.PET_RDZV_CONF), "is_host=false"]
+        changed[contract.PET_RDZV_CONF] = ",".join(filter(None, settings))
+        return changed
+
+    def close(self) -> None:
+        """End the store: no agent of its round runs any more."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            processes.forget(self._process.pid)
+            self._process = None
+
+    def _serve(self, port: str, environment: Mapping[str, str]) -> bool:
+        if not self._python:
+            return False
+        argv = [*self._python, "-c", _SERVE, port]
+        if self._before:
+            argv = [SHELL, "-c", f"{self._before}{shlex.join(argv)}"]
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=dict(environment)
+            )
+        except OSError as error:
+            say(f"torchrun of this node serves the rendezvous: {error}")
+            return False
+        processes.hide(self._process.pid)
+        return True

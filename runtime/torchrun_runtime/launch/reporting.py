@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from .contract import PROGRESS_PATH
 from .gang.leader import RestartedRound, Restarts
 from .output import say, valid_text
-from .state import start_thread
+from .threads import start_thread
 
 _POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 10.0  # between two reports

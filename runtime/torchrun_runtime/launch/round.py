@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Mapping, NamedTuple
 
 from . import contract
+from .cause import Cause
 from .command_end import (
     PEER_FAILED,
     RELOADED,
@@ -18,23 +19,20 @@ from .command_end import (
     cause_of_round,
     describe_stop,
 )
-from .copies import Copy
-from .failure import Cause
+from .failure import find_background
 from .fencing import FencingWatchdog
 from .gang.messages import NEVER, StopRound
 from .gang.rounds import Rounds
-from .gate import has_fence_order
-from .hang import HangWatchdog
-from .memory import OomWatchdog
 from .output import say
+from .podinfo import has_fence_order
 from .processes import Process, Running, running
+from .rendezvous import RoundStore
 from .reporting import Reporter, describe_restarts, newest_step
 from .settings import Settings
 from .stacks import STACK_SIGNAL
-from .store import RoundStore
-from .streams import Streams
-from .success import find_background
+from .streams import Copy, Streams
 from .supervise import CommandExit, StopRequest, Watchdog, supervise
+from .watchdogs import HangWatchdog, OomWatchdog
 from .world import WorldWatch
 
 _ROUND_GRACE = 5.0  # grace period of ranks before the next round

@@ -7,12 +7,11 @@ import os
 from typing import Mapping, NamedTuple
 
 from . import contract
-from .delivery import Server
-from .errors import LaunchError
+from .cause import LaunchError
 from .gang.policy import RestartLimits, read_limits
 from .gang.rounds import GangNode
-from .install import Recipe
-from .venv import Place
+from .served import Server
+from .venv import Place, Recipe
 
 
 class Settings(NamedTuple):

@@ -15,8 +15,8 @@ import time
 from contextlib import suppress
 from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
+from .cause import LaunchError
 from .contract import NOT_EXECUTABLE, NOT_FOUND
-from .errors import LaunchError
 from .output import say
 from .processes import (
     Process,

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import Mapping
 
 from . import contract
+from .cause import LaunchError
 from .command import SHELL, Run, only_program
 from .contract import NOT_FOUND
-from .errors import LaunchError
 
 _HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _RUN = "torch.distributed.run"

@@ -1,4 +1,7 @@
-"""The node's copy of the workspace, from the PVC that all workers share."""
+"""The node's copy of the workspace: its manifest, and copies from the PVC that all workers share.
+
+A manifest has the text format of torchrun_api.contents.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import Iterable, Iterator, Mapping, NamedTuple, Protocol
 
+from .cause import LaunchError
 from .contract import MARKER, SYNC_WAIT_SECONDS
-from .errors import LaunchError
-from .manifest import Entry, parse
 from .output import counted, say, wait_until
 
 # PVCs are often on network file systems, where copies wait for round trips.
@@ -23,6 +25,32 @@ _THREADS = 16
 _SEEN_SECONDS = 30.0
 _UNSURE = -1  # size of an entry that an incomplete copy may have, or may have removed
 _BATCH = 16  # files of one task; 200,000 tasks would need much memory
+
+
+class Entry(NamedTuple):
+    """A file, or an empty directory (no sha256, mode 0). size in bytes."""
+
+    path: str
+    sha256: str
+    size: int
+    mode: int
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        return self.mode != 0
+
+
+def parse(text: str) -> list[Entry]:
+    """The entries in the order of the lines. Raises ValueError at an invalid line."""
+    return [_entry(line) for line in text.split("\n") if line]
+
+
+def _entry(line: str) -> Entry:
+    sha256, size, mode, path = line.split(" ", 3)
+    if mode == "dir":
+        return Entry(path, "", 0, 0)
+    return Entry(path, sha256, int(size), int(mode, 8))
 
 
 class WorkspaceCopy(Protocol):

@@ -12,8 +12,8 @@ import os
 import time
 from typing import Callable
 
+from .cause import Cause
 from .contract import LAUNCH_FAILED
-from .failure import Cause
 from .gang.messages import ALONE, TOGETHER
 from .gang.rounds import Rounds
 from .output import say, timestamp

@@ -16,7 +16,7 @@ from torchrun_api.core import Pod
 from torchrun_api.kinds import JOBS, PODS
 from torchrun_api.meta import ChildAnnotations, Condition
 from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader
-from torchrun_runtime.launch.gate import workers_in
+from torchrun_runtime.launch.podinfo import workers_in
 from world import World
 
 SUPERSEDED = timedelta(seconds=10)

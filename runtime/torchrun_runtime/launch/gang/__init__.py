@@ -5,7 +5,7 @@ The launcher of node 0 is the leader. The others, the members, connect to it and
     {"state": "ready", "round": -1}                the ranks of this round and before are dead
     {"state": "running", "round": 0}
     {"state": "succeeded", "round": 0}
-    {"state": "failed", "round": 0, "cause": {}}   why: see launch.failure.Cause
+    {"state": "failed", "round": 0, "cause": {}}   why: see launch.cause.Cause
     {"state": "leaving", "round": 0}               Kubernetes has asked the pod to end
 
 The leader sends all members the same order:
@@ -23,6 +23,6 @@ round counts as running, and is ready for the next one as soon as the leader sto
 A pod that is lost ends the gang. Kueue may end the pods of a Job before they have started, and
 create others later: the leader then takes the latest launcher of each node.
 
-`leader` decides and is pure, `policy` decides on restarts, `identity` on which launcher speaks for
-a node, `messages` has the messages, `clock` compares clocks, `server` and `connection` move them.
+`leader` decides and is pure, `policy` decides on restarts, `greeting` on which launcher speaks for
+a node, `messages` has the messages, `server` and `connection` move them.
 """

@@ -10,9 +10,9 @@ from contextlib import suppress
 from time import time as wall_time
 from typing import BinaryIO, Protocol
 
-from ..errors import LaunchError
-from ..state import start_thread
-from .identity import check_leader
+from ..cause import LaunchError
+from ..threads import start_thread
+from .greeting import check_leader, is_proof, proof
 from .leader import Restarts
 from .messages import (
     LONGEST_LINE,
@@ -23,8 +23,6 @@ from .messages import (
     decode_order,
     encode,
     encode_state,
-    is_proof,
-    proof,
 )
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Protocol
 
-from ..failure import Cause, first_cause, is_peer_loss
+from ..cause import Cause, first_cause, is_peer_loss
 from .messages import (
     ALONE,
     LEAVING,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..failure import Cause
+from ..cause import Cause
 from .messages import (
     FAILED,
     LEAVING,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from typing import Any, NamedTuple, Union
 
-from ..failure import Cause
+from ..cause import Cause
 
 NEVER = -1  # the round of a member that has not started yet
 LONGEST_LINE = 1 << 16  # bytes
@@ -179,14 +177,3 @@ def decode(line: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise InvalidMessageError(f"not a message: {line[:80]!r}")
     return body
-
-
-def proof(key: str, role: str, nonces: tuple[str, str], index: int) -> str:
-    """The proof that the sender, the leader or a member, has the key of this attempt."""
-    text = "\n".join((role, *nonces, str(index)))
-    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
-
-
-def is_proof(claimed: object, expected: str) -> bool:
-    """Whether a received proof is right; takes the same time for each wrong one."""
-    return hmac.compare_digest(str(claimed).encode(), expected.encode())

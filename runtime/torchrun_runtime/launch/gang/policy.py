@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
+from ..cause import Cause, LaunchError
 from ..contract import IN_PLACE_RESTARTS
-from ..errors import LaunchError
-from ..failure import Cause
 
 # Failures of the training itself. After any other one, such as dead storage, the pod must go.
 _IN_PLACE = frozenset({"Exception", "ExitCode", "Signaled", "Hung"})

@@ -8,8 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Callable, NamedTuple, Protocol
 
-from ..errors import LaunchError
-from ..failure import Cause
+from ..cause import Cause, LaunchError
 from ..output import say
 from ..supervise import is_stopping
 from .connection import LeaderConnection

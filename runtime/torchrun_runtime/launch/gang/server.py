@@ -9,13 +9,12 @@ import time
 from contextlib import suppress
 from typing import Callable
 
+from ..cause import LaunchError
 from ..connections import Port, listen, most_connections
-from ..errors import LaunchError
 from ..output import say
-from ..state import start_thread
-from .clock import skew_of, with_time_of_leader
+from ..threads import start_thread
 from .connection import keep_alive
-from .identity import KnownLaunchers
+from .greeting import KnownLaunchers, is_proof, proof, skew_of, with_time_of_leader
 from .leader import GangLeader
 from .messages import (
     LONGEST_LINE,
@@ -25,8 +24,6 @@ from .messages import (
     decode_state,
     encode,
     encode_order,
-    is_proof,
-    proof,
 )
 
 _TICK_SECONDS = 0.5

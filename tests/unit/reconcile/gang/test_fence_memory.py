@@ -12,7 +12,7 @@ from torchrun_api import names
 from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.reconcile.gang.fence import fence_annotation, has_worker
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
-from torchrun_runtime.launch.gate import workers_in
+from torchrun_runtime.launch.podinfo import workers_in
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, lose, replaced, running, started
 from world import START, World, make_job, make_queue
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.command import SHELL, Run, decide, only_program
-from torchrun_runtime.launch.errors import LaunchError
 
 PYTHON = "/usr/bin/python3"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.command_end import UNNOTICED_SECONDS, cause_of_round
-from torchrun_runtime.launch.failure import Cause
 from torchrun_runtime.launch.gang.messages import StopRound
 from torchrun_runtime.launch.processes import Running
 

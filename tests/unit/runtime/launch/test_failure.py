@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.failure import (
-    Cause,
-    Failed,
-    Report,
-    find_cause,
-    first_cause,
-    read_reports,
-)
-from torchrun_runtime.launch.memory import OomWatchdog, oom_kills
+from torchrun_runtime.launch.cause import Cause, first_cause
+from torchrun_runtime.launch.failure import Failed, Report, find_cause, read_reports
 from torchrun_runtime.launch.supervise import CommandExit
+from torchrun_runtime.launch.watchdogs import OomWatchdog, oom_kills
 
 
 def exit_of(code: int, signal: int | None = None) -> CommandExit:

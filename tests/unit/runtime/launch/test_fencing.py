@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch import fencing, supervise
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
-from torchrun_runtime.launch.gate import pass_gate
+from torchrun_runtime.launch.podinfo import pass_gate
 from torchrun_runtime.launch.supervise import StopRequest
 from unit.runtime.launching import Launcher
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch import fencing
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
 
 OLD, NEW = GangId("uid", 1), GangId("uid", 2)

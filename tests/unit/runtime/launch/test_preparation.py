@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.gang.messages import StartRound, StopRound
 from torchrun_runtime.launch.preparation import RoundPreparation
 from torchrun_runtime.launch.reload import Reload
@@ -151,7 +151,7 @@ def test_the_next_round_waits_again_for_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # restored at the end
-    monkeypatch.setattr("torchrun_runtime.launch.network.socket", resolver := Resolver())
+    monkeypatch.setattr("torchrun_runtime.launch.preparation.socket", resolver := Resolver())
     directory = tmp_path / "work"
     environment = {
         "TORCHRUN_COMMAND": '"true"',

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, STOP_SECONDS
 from torchrun_runtime.launch.gang.messages import RoundCode, StartRound, StopRound
 from torchrun_runtime.launch.gang.policy import RestartLimits

@@ -9,7 +9,7 @@ import pytest
 
 from ports import refusing_port
 from torchrun_runtime.launch import reporting
-from torchrun_runtime.launch.failure import Cause
+from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.gang.leader import RestartedRound, Restarts
 from torchrun_runtime.launch.reporting import Reporter, describe_restarts, newest_step
 from unit.runtime.virtual_time import Clock

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from torchrun_api.contents import Manifest
-from torchrun_runtime.launch import delivery, served
-from torchrun_runtime.launch.delivery import Server
-from torchrun_runtime.launch.errors import LaunchError
-from torchrun_runtime.launch.served import ServedWorkspace
+from torchrun_runtime.launch import served
+from torchrun_runtime.launch.cause import LaunchError
+from torchrun_runtime.launch.served import ServedWorkspace, Server
 from unit.runtime.launching import Launched, Launcher
 from unit.runtime.serving import publish, running, token
 
@@ -179,11 +178,12 @@ def test_a_serve_pod_that_is_replaced_while_it_fails_is_no_failure(
     if harm == "gone":
         cluster.urls[0] = "http://127.0.0.1:1"
     fetched: list[str] = []
+    real = served.fetch
 
     def fetch(server: Server, *more: Any) -> None:
         fetched.append(server.url)
         cluster.annotate(2, second)
-        delivery.fetch(server, *more)
+        real(server, *more)
 
     monkeypatch.setattr(served, "fetch", fetch)
     copy = cluster.served(unknown)

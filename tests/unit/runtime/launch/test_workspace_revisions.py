@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.workspace import SharedWorkspace
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.extract import extract

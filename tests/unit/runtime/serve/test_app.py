@@ -1,4 +1,4 @@
-"""The server of the workspace, towards clients that are no workers. test_delivery has the workers."""
+"""The server of the workspace, towards clients that are no workers. test_served_delivery has the workers."""
 
 import json
 import os

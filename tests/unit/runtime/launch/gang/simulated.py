@@ -1,6 +1,6 @@
 """The parts of a simulated gang: processes, the launchers in them, and their connections."""
 
-from torchrun_runtime.launch.gang.identity import KnownLaunchers
+from torchrun_runtime.launch.gang.greeting import KnownLaunchers
 from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.member import GangMember
 from torchrun_runtime.launch.gang.messages import GangOrder

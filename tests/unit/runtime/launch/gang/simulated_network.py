@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 from random import Random
 
-from torchrun_runtime.launch.gang.identity import check_leader
+from torchrun_runtime.launch.gang.greeting import check_leader
 from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.messages import (
     InvalidMessageError,

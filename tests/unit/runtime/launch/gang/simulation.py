@@ -3,7 +3,7 @@
 import heapq
 from functools import partial
 
-from torchrun_runtime.launch.failure import Cause
+from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.gang.leader import GangLeader, Predecessor
 from torchrun_runtime.launch.gang.messages import (
     NEVER,

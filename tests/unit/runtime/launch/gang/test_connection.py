@@ -11,11 +11,7 @@ from ports import free_port
 from torchrun_runtime.launch.gang import connection
 from torchrun_runtime.launch.gang.connection import LeaderConnection
 from torchrun_runtime.launch.gang.leader import GangLeader
-from torchrun_runtime.launch.gang.messages import (
-    GangOrder,
-    MemberState,
-    StartRound,
-)
+from torchrun_runtime.launch.gang.messages import GangOrder, MemberState, StartRound
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.rounds import OrderInbox
 from torchrun_runtime.launch.gang.server import GangServer

@@ -1,6 +1,6 @@
 """The leader starts a round only when no rank of the round before runs, and ends the gang in doubt."""
 
-from torchrun_runtime.launch.failure import Cause
+from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.gang.leader import (
     LOST_SECONDS,
     PEER_SECONDS,

@@ -2,13 +2,7 @@
 
 from torchrun_runtime.launch.gang.leader import Restarts
 from torchrun_runtime.launch.gang.member import GangMember
-from torchrun_runtime.launch.gang.messages import (
-    NEVER,
-    EndGang,
-    MemberState,
-    StartRound,
-    StopRound,
-)
+from torchrun_runtime.launch.gang.messages import NEVER, EndGang, MemberState, StartRound, StopRound
 from torchrun_runtime.launch.gang.rounds import OrderInbox, Rounds
 
 

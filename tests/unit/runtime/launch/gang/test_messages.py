@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from torchrun_runtime.launch.failure import Cause
+from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.gang.messages import (
     ALONE,
     FAILED,

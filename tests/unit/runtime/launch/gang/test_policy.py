@@ -2,8 +2,7 @@
 
 import pytest
 
-from torchrun_runtime.launch.errors import LaunchError
-from torchrun_runtime.launch.failure import Cause
+from torchrun_runtime.launch.cause import Cause, LaunchError
 from torchrun_runtime.launch.gang.policy import (
     RestartLimits,
     RestartPolicy,

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from ports import free_port, refusing_port
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.gang import connection
 from torchrun_runtime.launch.gang.connection import LeaderConnection, keep_alive
 from torchrun_runtime.launch.gang.leader import GangLeader, Restarts
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.rounds import OrderInbox
 from torchrun_runtime.launch.gang.server import GangServer
-from torchrun_runtime.launch.state import start_thread
+from torchrun_runtime.launch.threads import start_thread
 
 OPTIONS = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from ports import free_port
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.gang import rounds
 from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, Predecessor
 from torchrun_runtime.launch.gang.messages import (

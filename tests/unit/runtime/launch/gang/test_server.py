@@ -8,6 +8,7 @@ import pytest
 
 from ports import free_port
 from torchrun_runtime.launch.gang import server
+from torchrun_runtime.launch.gang.greeting import is_proof, proof
 from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.messages import (
     EndGang,
@@ -19,8 +20,6 @@ from torchrun_runtime.launch.gang.messages import (
     encode,
     encode_order,
     encode_state,
-    is_proof,
-    proof,
 )
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
 from torchrun_runtime.launch.gang.server import GangServer

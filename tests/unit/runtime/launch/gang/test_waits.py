@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from ports import free_port
-from torchrun_runtime.launch.failure import Cause
+from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.gang import rounds
 from torchrun_runtime.launch.gang.leader import Predecessor, Restarts
 from torchrun_runtime.launch.gang.messages import (

@@ -2,13 +2,8 @@
 
 import pytest
 
-from torchrun_runtime.launch.gang.identity import KnownLaunchers, check_leader
-from torchrun_runtime.launch.gang.messages import (
-    LEAVING,
-    RUNNING,
-    InvalidMessageError,
-    MemberState,
-)
+from torchrun_runtime.launch.gang.greeting import KnownLaunchers, check_leader
+from torchrun_runtime.launch.gang.messages import LEAVING, RUNNING, InvalidMessageError, MemberState
 
 FIRST, SECOND = "a", "b"
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchrun_runtime.launch import delivery
-from torchrun_runtime.launch.delivery import ReplacedError, Server, fetch
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch import served
+from torchrun_runtime.launch.cause import LaunchError
+from torchrun_runtime.launch.served import ReplacedError, Server, fetch
 
 
 @contextmanager
@@ -88,8 +88,8 @@ def test_another_refusal_is_tried_again(
         now += seconds
         return False
 
-    monkeypatch.setattr(delivery, "wait_until", wait)
-    monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(served, "wait_until", wait)
+    monkeypatch.setattr(served, "time", SimpleNamespace(monotonic=lambda: now))
     text = r"The workspace was not delivered within 2 s: http\S+ returned HTTP \d+: reason\."
     with refusing(code, tmp_path) as (server, seen):
         with pytest.raises(LaunchError, match=text) as failure:
@@ -107,7 +107,7 @@ def test_the_pauses_between_attempts_grow_up_to_ten_seconds(
         pauses.append(seconds)
         return len(pauses) == 7
 
-    monkeypatch.setattr(delivery, "wait_until", wait)
+    monkeypatch.setattr(served, "wait_until", wait)
     with refusing(503, tmp_path) as (server, seen):
         with pytest.raises(ReplacedError):
             fetch(server, str(tmp_path / "app"), 1000)

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 import pytest
 
 from ports import free_port
-from torchrun_runtime.launch.failure import Cause
+from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.gang import connection
-from torchrun_runtime.launch.gang.clock import skew_of, with_time_of_leader
 from torchrun_runtime.launch.gang.connection import LeaderConnection
+from torchrun_runtime.launch.gang.greeting import skew_of, with_time_of_leader
 from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.messages import MemberState, StartRound, StopRound
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchrun_runtime.launch import copies
-from torchrun_runtime.launch.copies import Copy
+from torchrun_runtime.launch import streams
+from torchrun_runtime.launch.streams import Copy
 from unit.runtime.launch.gang.test_waits import Observed
-from unit.runtime.launch.test_copies import hanging_copy, plain, read_to_end
+from unit.runtime.launch.test_streams import hanging_copy, plain, read_to_end
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -69,7 +69,7 @@ def test_output_and_the_end_wake_a_copy_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     condition = Observed()
-    monkeypatch.setattr(copies, "threading", SimpleNamespace(Condition=lambda: condition))
+    monkeypatch.setattr(streams, "threading", SimpleNamespace(Condition=lambda: condition))
     copy = Copy(str(tmp_path), "0", "1")
     assert condition.has_begun.wait(60)
     condition.has_begun.clear()

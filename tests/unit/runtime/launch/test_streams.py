@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.copies import Copy
+from torchrun_runtime.launch.streams import Copy
 from unit.runtime.launching import Launcher, changed
 
 # At the end, the launcher waits for a busy machine: for the output, or also for its copy.

@@ -1,35 +1,13 @@
-"""The state directory, on the PVC that all workers share.
-
-It is shared storage and may hang, be full or be missing. No function blocks the caller for longer
-than documented.
-"""
+"""Threads for work that may block forever, such as a read of shared storage."""
 
 from __future__ import annotations
 
-import os
 import signal
-import tempfile
 import threading
 from concurrent.futures import Future, wait
 from typing import Callable, TypeVar
 
-from .output import say
-
-_PROBE_SECONDS = 10.0
-
 T = TypeVar("T")
-
-
-def usable(directory: str, seconds: float = _PROBE_SECONDS) -> str:
-    """The directory if files can be created in it; else "", with a line in the log."""
-    if not directory:
-        return ""
-    try:
-        within(seconds, lambda: _probe(directory))
-    except OSError as error:
-        say(f"running without the state directory {directory}: {error.strerror or error}")
-        return ""
-    return directory
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
@@ -68,9 +46,3 @@ def start_thread(run: Callable[[], None]) -> threading.Thread:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return thread
-
-
-def _probe(directory: str) -> None:
-    descriptor, path = tempfile.mkstemp(prefix=".probe-", dir=directory)
-    os.close(descriptor)
-    os.unlink(path)

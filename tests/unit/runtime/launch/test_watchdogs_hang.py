@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch import hang
-from torchrun_runtime.launch.hang import HangWatchdog
+from torchrun_runtime.launch import watchdogs
+from torchrun_runtime.launch.watchdogs import HangWatchdog
 from unit.runtime.launching import Launcher, Result, changed, script
 
 pytestmark = pytest.mark.long  # processes
@@ -95,7 +95,7 @@ ALL_HANG = {
 
 def test_every_rank_and_its_children_give_their_stacks(launcher: Launcher) -> None:
     (launcher.directory / "rank.py").write_text(textwrap.dedent(RANK))
-    result = run(changed(launcher, {"stacks.py": PATIENCE, "hang.py": ALL_HANG}), RANKS)
+    result = run(changed(launcher, {"stacks.py": PATIENCE, "watchdogs.py": ALL_HANG}), RANKS)
     assert result.exit_code == 124
     assert result.out == "", "an agent may restart ranks that end"
     headers = re.findall(r"stack of \S+ of rank (\d):", result.err)
@@ -248,8 +248,8 @@ def test_a_rank_that_continues_after_the_stacks_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, dumps = Clock(), []
-    monkeypatch.setattr(hang.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(hang, "write_stacks", dumps.append)
+    monkeypatch.setattr(watchdogs.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(watchdogs, "write_stacks", dumps.append)
     watch = HangWatchdog(10, str(tmp_path), lambda: 0)
     beat = tmp_path / "beat.0"
     beat.write_text(".")
@@ -280,8 +280,8 @@ def test_a_clock_that_is_set_back_hides_no_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, dumps = Clock(), []
-    monkeypatch.setattr(hang.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(hang, "write_stacks", dumps.append)
+    monkeypatch.setattr(watchdogs.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(watchdogs, "write_stacks", dumps.append)
     watch = HangWatchdog(10, str(tmp_path), lambda: 0)
     beats = [tmp_path / "beat.0", tmp_path / "beat.1"]
     for beat in beats:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch import hang
+from torchrun_runtime.launch import watchdogs
 from torchrun_runtime.launch.contract import NODE_RANK
-from torchrun_runtime.launch.hang import HangWatchdog
 from torchrun_runtime.launch.processes import Process
+from torchrun_runtime.launch.watchdogs import HangWatchdog
 
 SECONDS = 10.0
 
@@ -22,11 +22,11 @@ class Node:
         self.ranks: dict[int, str] = {}
         self.stacks: list[float] = []
         self._folder = folder
-        monkeypatch.setattr(hang.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(hang, "write_stacks", lambda _: self.stacks.append(self.now))
-        monkeypatch.setattr(hang, "descendants", self._descendants)
-        monkeypatch.setattr(hang, "variable", lambda pid, _: self.ranks[pid])
-        monkeypatch.setattr(hang, "ranks", lambda tree: tree)
+        monkeypatch.setattr(watchdogs.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(watchdogs, "write_stacks", lambda _: self.stacks.append(self.now))
+        monkeypatch.setattr(watchdogs, "descendants", self._descendants)
+        monkeypatch.setattr(watchdogs, "variable", lambda pid, _: self.ranks[pid])
+        monkeypatch.setattr(watchdogs, "ranks", lambda tree: tree)
         monkeypatch.setenv(NODE_RANK, "0")
         self.watch = HangWatchdog(SECONDS, str(folder), lambda: self.chunks)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.fencing import Worker
 from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, Predecessor
-from torchrun_runtime.launch.gate import pass_gate, read_predecessor, workers_in
+from torchrun_runtime.launch.podinfo import pass_gate, read_predecessor, workers_in
 from unit.runtime.launching import Launcher
 
 

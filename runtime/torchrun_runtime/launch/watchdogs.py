@@ -1,17 +1,21 @@
-"""The hang watch: whether the ranks of this node still make progress.
+"""What ends a command that hangs, and what notices that the kernel kills a rank for memory.
 
 Activity is a call of torchrun_progress.report in any rank, or output of the command. The watch
 starts with the first report. If the command never imports torchrun_progress, it starts with the
 first output, and only on the node of rank 0: other nodes are often silent for good reason. In a
 later round of the same pods it starts without a sign, in twice the time in which the round before
-has shown one: the round may wait for a lock that a killed rank has left. A node
-whose ranks have ended waits in torchrun for those of other nodes. It does not hang.
+has shown one: the round may wait for a lock that a killed rank has left. A node whose ranks have
+ended waits in torchrun for those of other nodes. It does not hang.
+
+A rank that the kernel kills at the memory limit reports nothing, and the kubelet reports OOMKilled
+only for pid 1, which is the launcher.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from contextlib import suppress
 from typing import Callable, NamedTuple
@@ -26,6 +30,9 @@ from .supervise import StopRequest
 # were only slow may continue.
 LAST_CHANCE = 5.0
 BEAT = "beat."
+# Files of cgroup v2 and v1, as mounted in a container.
+_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 class _Beat(NamedTuple):
@@ -152,3 +159,41 @@ def _read_beats(folder: str) -> list[_Beat]:
                     rank = name[len(BEAT) :]
                     beats.append(_Beat(rank, status.st_mtime_ns, status.st_size > 0))
     return beats
+
+
+def oom_kills(files: tuple[str, ...] = _FILES) -> int:
+    """Number of processes that the kernel has killed for memory; 0 if unknown."""
+    for path in files:
+        try:
+            with open(path) as file:
+                match = _KILLS.search(file.read())
+        except OSError:
+            continue
+        if match:
+            return int(match.group(1))
+    return 0
+
+
+class OomWatchdog:
+    """Notes when the kernel kills a process of this container for memory. It requests no stop."""
+
+    def __init__(self, count: Callable[[], int] = oom_kills) -> None:
+        self._count = count
+        self._kills = count()
+        self._newest: float | None = None
+
+    def check(self) -> StopRequest | None:
+        """Note the time of new kills. Call it about every second."""
+        kills = self._count()
+        if kills > self._kills:
+            self._kills, self._newest = kills, time.monotonic()
+        return None
+
+    def on_stop(self, *, leaving: bool) -> None:
+        """Note kills before the stop."""
+        self.check()
+
+    def has_killed(self, seconds: float = float("inf")) -> bool:
+        """Whether there was a kill within the last seconds."""
+        self.check()
+        return self._newest is not None and time.monotonic() - self._newest < seconds

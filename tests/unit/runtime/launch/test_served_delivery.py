@@ -22,9 +22,9 @@ import pytest
 
 from ports import refusing_port
 from torchrun_api.contents import Manifest
-from torchrun_runtime.launch import delivery
-from torchrun_runtime.launch.delivery import Server, fetch
-from torchrun_runtime.launch.errors import LaunchError
+from torchrun_runtime.launch import served
+from torchrun_runtime.launch.cause import LaunchError
+from torchrun_runtime.launch.served import Server, fetch
 from unit.runtime.launching import PYTHONS, Launcher, measured
 from unit.runtime.serving import publish, running, token
 
@@ -134,7 +134,7 @@ def test_a_broken_connection_resumes_with_the_next_file(
 
 
 def test_consecutive_files_are_one_range() -> None:
-    assert delivery._ranges([1, 2, 3, 7, 9, 10]) == [[1, 3], [7, 7], [9, 10]]
+    assert served._ranges([1, 2, 3, 7, 9, 10]) == [[1, 3], [7, 7], [9, 10]]
 
 
 @pytest.mark.long  # much work
