@@ -21,8 +21,8 @@ from torchrun_controller.client.credentials import tls_context
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.s3.signature import Credentials, sign, target
 from torchrun_runtime.sync.settings import Settings
-from torchrun_runtime.sync.signature import Credentials, sign, target
 from unit.runtime.git_server import authority
 
 KEYS = Credentials("planted-access-key", "planted-secret-key", "us-east-1")

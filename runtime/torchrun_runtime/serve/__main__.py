@@ -10,9 +10,8 @@ from torchrun_api.contract_reference import usage
 from torchrun_api.exit_codes import SERVE_FAILED
 from torchrun_api.variable import SERVE
 from torchrun_runtime.serve.app import serving
-from torchrun_runtime.serve.keys import ApiServer, Keys
 from torchrun_runtime.serve.settings import Settings, from_environment
-from torchrun_runtime.serve.tokens import Verifier
+from torchrun_runtime.serve.tokens import ApiServer, Keys, Verifier
 from torchrun_runtime.serve.tree import Tree
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.report import log

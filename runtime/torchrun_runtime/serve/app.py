@@ -24,8 +24,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from torchrun_runtime.launch.connections import Port, listen, most_connections
-from torchrun_runtime.serve.keys import KeysUnavailableError
-from torchrun_runtime.serve.tokens import DeniedError, Verifier
+from torchrun_runtime.serve.tokens import DeniedError, KeysUnavailableError, Verifier
 from torchrun_runtime.serve.tree import NotThereError, Tree
 from torchrun_runtime.sync.report import RareLog, log
 

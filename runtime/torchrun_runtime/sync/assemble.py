@@ -8,13 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchrun_api.contents import Entry, Manifest
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import FULL, ArchiveError, workspace_full
-from torchrun_runtime.sync.extract import extract
-from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.paths import display_name
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import make_directories
+from torchrun_runtime.sync.tree import give, make_directories
 
 # A base is often on a network file system, where reads wait for round trips.
 _THREADS = 16

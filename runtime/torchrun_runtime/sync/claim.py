@@ -30,8 +30,8 @@ from pathlib import Path
 
 from torchrun_api.contents import MARKER, Manifest, parse
 from torchrun_runtime.sync.errors import FULL, SyncError, workspace_full
-from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.report import log, now
+from torchrun_runtime.sync.tree import give
 
 NEW = "tree.new"
 INCOMING = ".incoming"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchrun_api.contents import Manifest
-from torchrun_runtime.sync import git_login
 from torchrun_runtime.sync.address import (
     https_proxy,
     parse_git,
@@ -18,11 +17,13 @@ from torchrun_runtime.sync.address import (
 )
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.git import Checkout, Git, check_ref
+from torchrun_runtime.sync.git import login
+from torchrun_runtime.sync.git.source import Checkout, Git, check_ref
 from torchrun_runtime.sync.paths import components
 from torchrun_runtime.sync.programs import Programs
 from torchrun_runtime.sync.report import log
-from torchrun_runtime.sync.s3 import (
+from torchrun_runtime.sync.s3.client import Bucket
+from torchrun_runtime.sync.s3.source import (
     digest,
     is_archive,
     list_prefix,
@@ -30,7 +31,6 @@ from torchrun_runtime.sync.s3 import (
     read_archive,
     read_prefix,
 )
-from torchrun_runtime.sync.s3_client import Bucket
 from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Settings
 
@@ -134,10 +134,10 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
     addresses = () if proxy else resolve(location.host, location.port)
     log("fetching", source=checkout.display_name, proxied=bool(proxy))
     with tempfile.TemporaryDirectory(prefix="torchrun-sync-") as home:
-        login = git_login.over_https if location.scheme == "https" else git_login.over_ssh
-        extra_env, configuration = login(location, addresses, secret, Path(home))
+        log_in = login.over_https if location.scheme == "https" else login.over_ssh
+        extra_env, configuration = log_in(location, addresses, secret, Path(home))
         programs = Programs(
-            git_login.environment(Path(home), location.scheme, proxy) | extra_env,
+            login.environment(Path(home), location.scheme, proxy) | extra_env,
             deadline=time.monotonic() + settings.fetch_timeout,
             largest=settings.limits.bytes,
             scrub=secret.scrub,

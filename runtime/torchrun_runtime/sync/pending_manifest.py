@@ -5,12 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchrun_api.contents import Entry, Manifest, ManifestError, parse, unpack
+from torchrun_runtime.sync.archives.zip import refuse_size
 from torchrun_runtime.sync.claim import write_durably
 from torchrun_runtime.sync.errors import FULL, LARGER_CLAIM, ArchiveError, UploadError
 from torchrun_runtime.sync.paths import Place, components, refuse_collisions, refused
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.upload import refuse_other
-from torchrun_runtime.sync.zip_entries import refuse_size
 
 
 class PendingManifest:

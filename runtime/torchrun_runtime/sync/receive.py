@@ -4,14 +4,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from torchrun_api.contents import Manifest
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.assemble import Assembly, ranges
-from torchrun_runtime.sync.authorization import Authorization
 from torchrun_runtime.sync.claim import Claim, Marker, unavailable
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.pending_manifest import PendingManifest
 from torchrun_runtime.sync.report import log
-from torchrun_runtime.sync.server import Server
+from torchrun_runtime.sync.server import Authorization, Server
 from torchrun_runtime.sync.settings import Settings
 from torchrun_runtime.sync.upload import Upload
 from torchrun_runtime.sync.workflow import Workflow

@@ -3,12 +3,12 @@
 import hashlib
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync import paths
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.modes import give
 from torchrun_runtime.sync.paths import Place
 from torchrun_runtime.sync.settings import Limits
 
@@ -113,3 +113,13 @@ def too_many(limits: Limits) -> ArchiveError:
     """Return the error for too many files; the listing stops there."""
     message = f"The workspace has more than {limits.entries} files. Select a part with subPath."
     return ArchiveError("WorkspaceTooLarge", message)
+
+
+def give(target: Path | int, mode: int) -> None:
+    """Set the mode of a path or of an open file, if the file system supports modes.
+
+    On a share of a single user (SMB) the mount determines the modes, and every change fails with
+    EPERM.
+    """
+    with suppress(PermissionError):
+        os.chmod(target, mode)

@@ -36,11 +36,8 @@ CONTROLLER = "controller/torchrun_controller"
                 "workqueue/test_retries.py",
             ],
         ),
-        # test_git_errors.py and others are tests of the modules git_*.py beside git.py.
-        (
-            "runtime/torchrun_runtime/sync/git.py",
-            ["runtime/sync/test_git.py", "runtime/sync/test_git_proxy.py"],
-        ),
+        # test_command_end.py has the tests of command_end.py, which is beside command.py.
+        ("runtime/torchrun_runtime/launch/command.py", ["runtime/launch/test_command.py"]),
         # A test file is its own test.
         ("tests/unit/watch/test_codec.py", ["watch/test_codec.py"]),
     ],

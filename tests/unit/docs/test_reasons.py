@@ -18,7 +18,10 @@ CONTROLLER = ROOT / "controller" / "torchrun_controller"
 RUNTIME = ROOT / "runtime" / "torchrun_runtime"
 WRITERS = (CONTROLLER / "reconcile", CONTROLLER / "controllers", RUNTIME)
 # Settings of ssh and values of the Pod Security Standards have this form.
-LEFT_OUT = {RUNTIME / "sync" / "git_login.py", CONTROLLER / "reconcile" / "objects" / "security.py"}
+LEFT_OUT = {
+    RUNTIME / "sync" / "git" / "login.py",
+    CONTROLLER / "reconcile" / "objects" / "security.py",
+}
 REASON = re.compile(r"([A-Z][a-z]+)([A-Z][A-Za-z]*)*|OOMKilled")
 OTHER_WORDS = """
 AccessKey AdmissionRequested Always Authorization Background Bearer Bound BrokenPipeError Cc Cf ChildFailedError ClusterFirstWithHostNet Code

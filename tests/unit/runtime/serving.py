@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.serve.app import serving
-from torchrun_runtime.serve.keys import Keys
-from torchrun_runtime.serve.tokens import Verifier
+from torchrun_runtime.serve.tokens import Keys, Verifier
 from torchrun_runtime.serve.tree import Tree
 from torchrun_runtime.sync.claim import Claim
 

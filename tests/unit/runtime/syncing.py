@@ -19,11 +19,10 @@ from typing import NamedTuple
 import pytest
 
 from torchrun_runtime.sync import receive
-from torchrun_runtime.sync.authorization import TOKEN_HEADER, Authorization
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.server import Server
+from torchrun_runtime.sync.server import TOKEN_HEADER, Authorization, Server
 from torchrun_runtime.sync.settings import Settings
 from torchrun_runtime.sync.workflow import Workflow
 from unit.runtime.launching import SECONDS, measured

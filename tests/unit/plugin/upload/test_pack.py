@@ -20,8 +20,8 @@ from kubectl_torchrun.upload.cache import UploadCache, Workspace
 from kubectl_torchrun.upload.pack import Limits
 from kubectl_torchrun.upload.tree import scan
 from profiles import examples
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits as SyncLimits
 
 PARTS = st.text(

@@ -11,8 +11,8 @@ import pytest
 
 from ports import free_port
 from torchrun_runtime.launch.rendezvous import of_round
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime.launching import PYTHONS, Launched, Launcher, changed
 from unit.runtime.syncing import archive

@@ -6,8 +6,8 @@ import pytest
 
 from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.workspace import SharedWorkspace
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime.serving import publish
 from unit.runtime.syncing import archive

@@ -20,8 +20,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import NameOID
 
 from torchrun_api import names
-from torchrun_runtime.serve.keys import ApiServer, Keys, KeysUnavailableError
-from torchrun_runtime.serve.tokens import DeniedError, Verifier
+from torchrun_runtime.serve.tokens import (
+    ApiServer,
+    DeniedError,
+    Keys,
+    KeysUnavailableError,
+    Verifier,
+)
 from unit.runtime.serving import EC, POD, RSA, fetched, public_keys, token
 from web_server import listening
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from torchrun_api.contents import Entry, Manifest
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.assemble import Assembly
 from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime.syncing import archive
 

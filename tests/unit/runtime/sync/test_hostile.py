@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.sync import programs, s3_client
+from torchrun_runtime.sync import programs
 from torchrun_runtime.sync.address import parse_git, resolve
+from torchrun_runtime.sync.archives.tarball import extract_tar
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.git_tree import Repository
+from torchrun_runtime.sync.git.tree import Repository
+from torchrun_runtime.sync.s3 import client as s3_client
 from torchrun_runtime.sync.settings import Limits, Settings
-from torchrun_runtime.sync.tarball import extract_tar
 from unit.runtime import hostile, hostile_tars
 from unit.runtime.hostile_urls import FINE, FOLDERS, FORBIDDEN, GIT_URLS, REFS, S3_URLS
 from unit.runtime.s3_server import Gateway, Reply, Request, behave, listing, serving

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.sync.authorization import TOKEN_HEADER
+from torchrun_runtime.sync.server import TOKEN_HEADER
 from unit.runtime.syncing import TOKEN, archive, digest, pod, settings
 
 CODE = archive({"train.py": b"print('hello')"})

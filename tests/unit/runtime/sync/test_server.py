@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from torchrun_runtime.sync import receive
-from torchrun_runtime.sync.authorization import TOKEN_HEADER
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.server import Server
+from torchrun_runtime.sync.server import TOKEN_HEADER, Server
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime import hostile
 from unit.runtime.syncing import TOKEN, Client, Pod, archive, digest, listening, pod, settings

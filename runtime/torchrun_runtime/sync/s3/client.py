@@ -23,8 +23,7 @@ from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.paths import display_name, refused
 from torchrun_runtime.sync.report import log
-from torchrun_runtime.sync.s3_errors import changed, explain
-from torchrun_runtime.sync.signature import Credentials, sign, target
+from torchrun_runtime.sync.s3.signature import Credentials, sign, target
 
 _PIECE = 1 << 20
 _LONGEST_PAGE = 16 << 20  # bytes; 1,000 keys of 1,024 bytes, each percent-encoded
@@ -37,6 +36,8 @@ PAUSE = 0.5  # seconds before the first retry; doubled for each further retry
 _PASSING = (429, 500, 502, 503, 504)
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _ETAG = re.compile(r"[ -~]{0,1024}")  # valid in a header
+_LONGEST = 300
+_REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
 
 
 @dataclass(frozen=True)
@@ -311,3 +312,54 @@ def _etag(text: str | None, key: str) -> str:
         )
         raise SyncError("FetchFailed", message, permanent=False)
     return etag
+
+
+def explain(status: int, headers: Mapping[str, str], body: str, key: str, bucket: str) -> SyncError:
+    """The error of a status. body: XML of the gateway, or empty; bucket: name for messages."""
+    code, message = _field(body, "Code"), _field(body, "Message")
+    answer = (
+        f"status {status}" + (f", {code}" if code else "") + (f": {message}" if message else "")
+    )
+    where = f"{display_name(key)} of {bucket}" if key else bucket
+    region = headers.get("x-amz-bucket-region", "") or "".join(_REGION.findall(body)[:1])
+    if region and status in (301, 307, 400):
+        hint = f"It is in region {display_name(region)}. Set AWS_REGION in the Secret."
+        return SyncError("WrongRegion", f"Cannot read {where}. {hint} ({answer})", permanent=False)
+    if 300 <= status < 400:
+        hint = "Redirects are not followed. Set the current endpoint of the bucket."
+        return SyncError("Redirected", f"Cannot read {where}. {hint} ({answer})", permanent=True)
+    if status == 412:
+        return changed(key, bucket)
+    reason, hint = _by_status(status, code, message)
+    return SyncError(reason, f"Cannot read {where}. {hint} ({answer})", permanent=False)
+
+
+def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
+    if code == "RequestTimeTooSkewed":
+        return "ClockSkew", (
+            "The clocks of the sync pod's node and the gateway differ by more than the gateway"
+            " allows (15 minutes). Synchronize the node's clock with NTP."
+        )
+    # Some gateways answer another status than 403 for an unknown key.
+    if status in (401, 403) or "AccessKey" in code or "access key" in message.lower():
+        return "AccessDenied", (
+            "Check the keys of the Secret in volumes.workspace.secretRef and their permissions"
+            " (s3:ListBucket, s3:GetObject)."
+        )
+    if code == "NoSuchBucket":
+        return "SourceNotFound", "The bucket does not exist."
+    if status == 404:
+        return "SourceNotFound", "The object does not exist. Check volumes.workspace.url."
+    return "FetchFailed", "The gateway rejected the request."
+
+
+def changed(key: str, bucket: str) -> SyncError:
+    """The error for an object that changed during the read."""
+    message = f"Object {display_name(key)} of {bucket} changed during the download. Retrying."
+    return SyncError("SourceChanged", message, permanent=False)
+
+
+def _field(body: str, name: str) -> str:
+    match = re.search(rf"<{name}>([^<]*)</{name}>", body)
+    text = match[1][:_LONGEST] if match else ""
+    return "".join(c if c.isprintable() else " " for c in text)

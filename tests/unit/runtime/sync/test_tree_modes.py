@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.sync.modes import give
+from torchrun_runtime.sync.tree import give
 
 
 def test_paths_and_open_files_get_their_modes(tmp_path: Path):

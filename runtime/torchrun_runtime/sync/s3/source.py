@@ -17,14 +17,14 @@ from torchrun_runtime.sync.address import (
     parse_s3,
     resolve,
 )
+from torchrun_runtime.sync.archives.tarball import extract_tar
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.paths import Place, components
-from torchrun_runtime.sync.s3_client import Bucket, Endpoint, Object
+from torchrun_runtime.sync.s3.client import Bucket, Endpoint, Object
+from torchrun_runtime.sync.s3.signature import Credentials
 from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.signature import Credentials
-from torchrun_runtime.sync.tarball import extract_tar
 from torchrun_runtime.sync.tree import Tree, check_places, too_many
 
 _KEY_ID, _KEY = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"

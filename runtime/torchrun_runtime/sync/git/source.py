@@ -18,8 +18,8 @@ from torchrun_api.workspace import GIT_REF
 from torchrun_api.workspace_contract import SYNC_COMMIT
 from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.git_errors import explain
-from torchrun_runtime.sync.git_tree import Blob, Repository
+from torchrun_runtime.sync.git.errors import explain
+from torchrun_runtime.sync.git.tree import Blob, Repository
 from torchrun_runtime.sync.paths import Place
 from torchrun_runtime.sync.programs import Programs
 from torchrun_runtime.sync.report import log

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from torchrun_runtime.sync.archives.tarball import extract_tar
 from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tarball import extract_tar
 
 
 def tarred(directory: Path, *names: str) -> Path:

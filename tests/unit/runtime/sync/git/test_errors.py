@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.git_errors import explain
+from torchrun_runtime.sync.git.errors import explain
 from torchrun_runtime.sync.settings import Settings
 from unit.runtime.git_server import GitServer, repository
 from unit.runtime.syncing import fetch_failure

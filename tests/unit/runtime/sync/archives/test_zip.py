@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from profiles import examples
 from torchrun_api.contents import Manifest
+from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.extract import extract
 from torchrun_runtime.sync.settings import Limits
 from unit.runtime import hostile
 
@@ -245,7 +245,7 @@ def test_refuses_more_members_than_were_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit applies to the members that zipfile extracts, even if the count missed some."""
-    monkeypatch.setattr("torchrun_runtime.sync.extract.count_entries", lambda file, most: 1)
+    monkeypatch.setattr("torchrun_runtime.sync.archives.zip.count_entries", lambda file, most: 1)
     with pytest.raises(ArchiveError, match="two central directories") as caught:
         extracted(zipped({"a": b"", "b": b""}), tmp_path)
     assert caught.value.reason == "InvalidArchive"

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from torchrun_runtime.sync import s3_client
 from torchrun_runtime.sync.address import parse_endpoint
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.s3 import open_bucket
+from torchrun_runtime.sync.s3 import client as s3_client
+from torchrun_runtime.sync.s3.signature import Credentials, sign, target
+from torchrun_runtime.sync.s3.source import open_bucket
 from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import Settings
-from torchrun_runtime.sync.signature import Credentials, sign, target
 from unit.runtime.git_server import authority
 from unit.runtime.s3_server import Gateway, Reply, behave, serving
 from unit.runtime.sync.bucket import FILES, failure

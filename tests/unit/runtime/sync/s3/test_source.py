@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
-from torchrun_runtime.sync import s3_client
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
+from torchrun_runtime.sync.s3 import client as s3_client
 from torchrun_runtime.sync.settings import Limits, Settings
 from unit.runtime.s3_server import (
     Encode,

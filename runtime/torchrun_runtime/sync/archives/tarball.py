@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from torchrun_api.contents import Manifest
+from torchrun_runtime.sync.archives.zip import check_space
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.extract import check_space
 from torchrun_runtime.sync.paths import Place, components, refused
 from torchrun_runtime.sync.settings import Limits
 from torchrun_runtime.sync.tree import Tree, check_places, too_many

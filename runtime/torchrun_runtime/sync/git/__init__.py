@@ -1,0 +1,1 @@
+"""The git source: one commit, fetched without a checkout."""

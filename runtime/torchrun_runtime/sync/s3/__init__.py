@@ -1,0 +1,1 @@
+"""The s3 source: the objects of a prefix, or one archive."""
