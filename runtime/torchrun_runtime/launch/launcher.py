@@ -262,13 +262,9 @@ class Launcher:
     def _report_wait_for_edit(self) -> None:
         """Report to the controller, until the next round, that the gang waits for an edit."""
         settings = self._settings
-        if settings.gang.is_leader and settings.progress_url:
-            self._waiting_reporter = Reporter(
-                settings.progress_url,
-                settings.progress_token_file,
-                "",
-                describe_restarts(self._rounds.restarts()),
-            )
+        if settings.gang.is_leader and settings.report_port:
+            restarts = describe_restarts(self._rounds.restarts())
+            self._waiting_reporter = Reporter(settings.report_port, "", restarts)
 
     def _run_round(self, start: StartRound, last: RoundEnd) -> RoundEnd:
         """Prepare a round and run the command. A command that cannot start fails its round.

@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from .contract import PROGRESS_PATH
@@ -73,17 +74,26 @@ def _describe_round(failed: RestartedRound) -> dict[str, object]:
     }
 
 
+class ReportPort(NamedTuple):
+    """Where the controller accepts reports.
+
+    url: without the path. token_file: read for each report, because the kubelet renews it.
+    """
+
+    url: str
+    token_file: str
+
+
 class Reporter:
     """Sends the file `progress` of a folder whenever it has changed, and `restarts` repeatedly.
 
-    url: of the controller, without the path. token_file: read for each report, because the kubelet
-    renews it. folder: empty while no ranks run. restarts: a report that only `replace` changes;
-    empty for none.
+    folder: empty while no ranks run. restarts: a report that only `replace` changes; empty for
+    none.
     """
 
-    def __init__(self, url: str, token_file: str, folder: str, restarts: bytes = b"") -> None:
-        self._url = urlsplit(url)
-        self._token_file = token_file
+    def __init__(self, port: ReportPort, folder: str, restarts: bytes = b"") -> None:
+        self._url = urlsplit(port.url)
+        self._token_file = port.token_file
         self._file = os.path.join(folder, "progress") if folder else ""
         self._restarts = restarts
         self._restarts_due = 0.0 if restarts else float("inf")

@@ -198,14 +198,12 @@ class Round:
 
     def _start_reporter(self) -> Reporter | None:
         settings = self._settings
-        if not (settings.progress_url and self._reports):
+        if not (settings.report_port and self._reports):
             return None
         is_remembered = self._rounds.has_awaited_edit or has_fence_order(settings.start_file)
         is_awaited = settings.gang.is_leader and is_remembered
         restarts = describe_restarts(self._rounds.restarts(), is_awaited)
-        return Reporter(
-            settings.progress_url, settings.progress_token_file, self._reports, restarts
-        )
+        return Reporter(settings.report_port, self._reports, restarts)
 
     def _cause_of(self, command_exit: CommandExit) -> Cause | None:
         if command_exit.for_next_round and self._stop:

@@ -10,6 +10,7 @@ from . import contract
 from .cause import LaunchError
 from .gang.policy import RestartLimits, read_limits
 from .gang.rounds import GangNode
+from .reporting import ReportPort
 from .served import Server
 from .venv import Place, Recipe
 
@@ -33,7 +34,6 @@ class Settings(NamedTuple):
     nnodes: str
     ranks: int
     hosts: tuple[str, ...]
-    termination_log: str
     start_file: str
     attempt: str
     state_dir: str
@@ -43,8 +43,7 @@ class Settings(NamedTuple):
     server: Server | None
     node: str
     hang_timeout: float
-    progress_url: str
-    progress_token_file: str
+    report_port: ReportPort | None
     edit_wait: float
     gang: GangNode
     limits: RestartLimits
@@ -68,7 +67,6 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         nnodes=read(environment, contract.PET_NNODES),
         ranks=_ranks(environment),
         hosts=_hosts(environment),
-        termination_log=read(environment, contract.TERMINATION_LOG),
         start_file=read(environment, contract.START_FILE),
         attempt=read(environment, contract.ATTEMPT),
         state_dir=read(environment, contract.STATE_DIR),
@@ -78,8 +76,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         server=_server(environment),
         node=read(environment, contract.NODE_RANK),
         hang_timeout=_seconds(environment, contract.HANG_TIMEOUT_SECONDS),
-        progress_url=read(environment, contract.PROGRESS_URL),
-        progress_token_file=read(environment, contract.PROGRESS_TOKEN_FILE),
+        report_port=_report_port(environment),
         edit_wait=_seconds(environment, contract.EDIT_WAIT_SECONDS),
         gang=_gang(environment),
         limits=read_limits(read(environment, contract.IN_PLACE_RESTARTS)),
@@ -146,6 +143,11 @@ def _place(environment: Mapping[str, str]) -> Place | None:
     key = read(environment, contract.ENV_KEY)
     link = read(environment, contract.ENV_DIR)
     return Place(folder, key, link) if folder and key and link else None
+
+
+def _report_port(environment: Mapping[str, str]) -> ReportPort | None:
+    url = read(environment, contract.PROGRESS_URL)
+    return ReportPort(url, read(environment, contract.PROGRESS_TOKEN_FILE)) if url else None
 
 
 def _server(environment: Mapping[str, str]) -> Server | None:

@@ -144,7 +144,9 @@ def link(path: str, target: str) -> None:
 
 def _begin(place: Place) -> str:
     os.makedirs(place.folder, exist_ok=True)
-    _discard(os.path.join(place.folder, name) for name in _names(place) if _is_unfinished(name))
+    _discard(
+        os.path.join(place.folder, name) for name in _names(place) if name.startswith(_UNFINISHED)
+    )
     unfinished = tempfile.mkdtemp(prefix=_UNFINISHED, dir=place.folder)
     os.chmod(unfinished, 0o755)  # noqa: S103  # workers may run as another user
     with open(os.path.join(unfinished, UNFINISHED_MARKER), "x"):
@@ -173,10 +175,6 @@ def _finish(place: Place, unfinished: str) -> None:
 
 def _names(place: Place) -> list[str]:
     return sorted(os.listdir(place.folder))
-
-
-def _is_unfinished(name: str) -> bool:
-    return name.startswith(_UNFINISHED)
 
 
 def _complete(directory: str) -> bool:

@@ -11,7 +11,7 @@ from ports import refusing_port
 from torchrun_runtime.launch import reporting
 from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.gang.leader import RestartedRound, Restarts
-from torchrun_runtime.launch.reporting import Reporter, describe_restarts, newest_step
+from torchrun_runtime.launch.reporting import Reporter, ReportPort, describe_restarts, newest_step
 from unit.runtime.virtual_time import Clock
 
 
@@ -71,7 +71,7 @@ class Link(Reporter):
     """Gets `answers` instead of those of a controller, then 204, and records when it sends what."""
 
     def __init__(self, clock: Clock, folder: Path, restarts: bytes = b"") -> None:
-        super().__init__("http://controller", "", str(folder), restarts)
+        super().__init__(ReportPort("http://controller", ""), str(folder), restarts)
         self.answers: list[tuple[int, float, str]] = []
         self.sent: list[tuple[float, bytes]] = []
         self._clock = clock
@@ -146,7 +146,7 @@ def test_a_controller_that_does_not_answer_asks_for_no_wait(clock: Clock, tmp_pa
     (tmp_path / "token").write_text("token")
     with refusing_port() as port:
         url = f"http://127.0.0.1:{port}"
-        reporter = Reporter(url, str(tmp_path / "token"), str(tmp_path))
+        reporter = Reporter(ReportPort(url, str(tmp_path / "token")), str(tmp_path))
         assert reporter._post(b"1")[:2] == (0, 0.0)
 
 
@@ -167,6 +167,6 @@ def test_a_controller_may_ask_for_a_wait(
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as threads:
         answered = threads.submit(answer, listener)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        reporter = Reporter(url, str(tmp_path / "token"), str(tmp_path))
+        reporter = Reporter(ReportPort(url, str(tmp_path / "token")), str(tmp_path))
         assert reporter._post(b"1") == (503, seconds, "HTTP 503 no")
         answered.result()
