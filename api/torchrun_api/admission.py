@@ -46,7 +46,7 @@ class Quota(Wire, frozen=True, kw_only=True):
     ) = None
 
 
-class Limits(Wire, frozen=True, kw_only=True):
+class JobLimits(Wire, frozen=True, kw_only=True):
     """An administrator's upper bounds for each job of the queue."""
 
     max_nodes_per_job: (

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_a
 from msgspec import Meta, field
 
 from torchrun_api.admission import (
+    JobLimits,
     JobPriority,
-    Limits,
     QueueAdmission,
     QueueJobs,
     Quota,
@@ -298,7 +298,7 @@ class TorchrunQueueSpec(Wire, frozen=True, kw_only=True):
             "only if the controller's --cohort-namespaces lists these namespaces."
         ),
     ] = None
-    limits: Limits = Limits()
+    limits: JobLimits = JobLimits()
 
 
 QueuePhase = Literal["Active", "Updating", "Terminating"]

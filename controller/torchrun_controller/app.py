@@ -25,7 +25,7 @@ from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving.checks import caches_synced, leads_or_stands_by, watches_alive
 from torchrun_controller.serving.progress.endpoint import ProgressServer
 from torchrun_controller.serving.progress.tokens import Tokens
-from torchrun_controller.serving.server import Server
+from torchrun_controller.serving.server import HttpServer
 from torchrun_controller.settings import Settings
 from torchrun_controller.signals import Signals
 
@@ -141,9 +141,9 @@ def _loop_factory(enabled: bool) -> Callable[[], asyncio.AbstractEventLoop] | No
     return uvloop.new_event_loop
 
 
-def _server(settings: Settings, components: Components, metrics: Metrics) -> Server:
+def _server(settings: Settings, components: Components, metrics: Metrics) -> HttpServer:
     factory = components.factory
-    return Server(
+    return HttpServer(
         settings.listen_address,
         settings.listen_port,
         metrics=metrics,

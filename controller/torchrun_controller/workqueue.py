@@ -48,7 +48,7 @@ INITIAL = -100
 """Priority of keys that come from an initial list or a relist."""
 
 
-class Observer(Protocol):
+class WorkQueueObserver(Protocol):
     """Receives counts and durations (seconds)."""
 
     def added(self) -> None:
@@ -141,7 +141,7 @@ class WorkQueue(Generic[K]):
         clock: Callable[[], float],
         *,
         limit: RateLimit = CLIENT_GO,
-        observer: Observer | None = None,
+        observer: WorkQueueObserver | None = None,
     ) -> None:
         self._clock = clock
         self._observer = observer
@@ -331,7 +331,7 @@ class AsyncWorkQueue(WorkQueue[K]):
         clock: Callable[[], float],
         *,
         limit: RateLimit = CLIENT_GO,
-        observer: Observer | None = None,
+        observer: WorkQueueObserver | None = None,
     ) -> None:
         super().__init__(clock, limit=limit, observer=observer)
         self._takers: deque[anyio.Event] = deque()  # asleep, or cancelled while asleep

@@ -24,7 +24,7 @@ _ANSWER_SECONDS = 20.0
 _LAST_LINES = 2.0  # for the last output of the ranks
 
 
-class UnavailableError(Exception):
+class PodsUnavailableError(Exception):
     """The warm pods cannot run this call: they are busy, terminating or deleted."""
 
 
@@ -134,7 +134,7 @@ class CallMonitor:
         is_over = self._state.phase in TERMINAL_PHASES or self._state.is_deleted
         late = time.monotonic() - self._start > _ANSWER_SECONDS
         if is_over or (late and len(self._pods_answered) < self._nodes):
-            raise UnavailableError(
+            raise PodsUnavailableError(
                 f"only {len(self._pods_answered)} of {self._nodes} pods responded"
             )
 
@@ -189,7 +189,7 @@ class CallMonitor:
                 job=name,
             )
         if what == "refused":
-            raise UnavailableError(f"the pods are {value}")
+            raise PodsUnavailableError(f"the pods are {value}")
         if what == "here":
             self._pods_answered.add(value[1])
             return

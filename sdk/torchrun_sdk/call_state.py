@@ -35,7 +35,7 @@ _QUORUM = f"{QuorumTimeout.__module__}.{QuorumTimeout.__qualname__}"
 _PEER_LOSS = 0.5
 
 
-class Limits(NamedTuple):
+class CallLimits(NamedTuple):
     """Seconds until all pods run, until every rank has started, until every rank has returned."""
 
     launch: float
@@ -59,7 +59,7 @@ class CallState:
     def __init__(
         self,
         name: str,
-        limits: Limits,
+        limits: CallLimits,
         now: float,
         *,
         stays: bool = False,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from torchrun_sdk import import_guard, local, own_jobs, reattach
-from torchrun_sdk.call_monitor import UnavailableError
+from torchrun_sdk.call_monitor import PodsUnavailableError
 from torchrun_sdk.cancel import Cancellation
 from torchrun_sdk.compute import Compute, Seconds, cpu_only, seconds
 from torchrun_sdk.errors import ClusterError, UsageError
@@ -177,7 +177,7 @@ class Remote:
             try:
                 results = gang.run(call, self._options.timeout, line, cancellation)
                 break
-            except UnavailableError as error:
+            except PodsUnavailableError as error:
                 print_note(f"{gang.name}: {error}. Trying other pods.")
             finally:
                 gang.busy.release()

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from torchrun_sdk import kuberay, own_jobs
-from torchrun_sdk.call_monitor import CallMonitor, Line, Note, UnavailableError
-from torchrun_sdk.call_state import CallState, Limits
+from torchrun_sdk.call_monitor import CallMonitor, Line, Note, PodsUnavailableError
+from torchrun_sdk.call_state import CallLimits, CallState
 from torchrun_sdk.cancel import Cancellation, Cancelled
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.connections import CallDelivery
@@ -137,7 +137,7 @@ class Gang:
                 raise
             self._detach()
             raise Detached(self.name) from None
-        except UnavailableError:
+        except PodsUnavailableError:
             self._has_ended = True
             raise
         except Cancelled:
@@ -179,7 +179,7 @@ class Gang:
 
     def _call_state(self, timeout: float | None, *, stays: bool) -> CallState:
         quorum = self._compute.distribution.quorum_timeout
-        limits = Limits(self._compute.launch_timeout, quorum, timeout)
+        limits = CallLimits(self._compute.launch_timeout, quorum, timeout)
         return CallState(self.name, limits, time.monotonic(), stays=stays)
 
     def _detach(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchrun_sdk import own_jobs
 from torchrun_sdk.call_monitor import CallMonitor, Line, Note
-from torchrun_sdk.call_state import MISSING, CallState, Limits
+from torchrun_sdk.call_state import MISSING, CallLimits, CallState
 from torchrun_sdk.errors import (
     CallError,
     ClusterError,
@@ -88,7 +88,7 @@ def _results(
 ) -> list[Result]:
     if status.get("phase") in TERMINAL_PHASES:
         return kept_results(job, kubectl, status)
-    limits = Limits(_NO_LIMIT, _NO_LIMIT, timeout)
+    limits = CallLimits(_NO_LIMIT, _NO_LIMIT, timeout)
     state = CallState(job, limits, time.monotonic(), stays=stays)
     try:
         return CallMonitor(kubectl, state, "", note).run(line)
@@ -144,7 +144,7 @@ def kept_results(
 
 def outcome(job: str, status: dict[str, Any], frames: Iterable[Frame]) -> list[Result]:
     """The results of a finished job from its frames, sorted by rank. Raises CallError."""
-    state = CallState(job, Limits(_NO_LIMIT, _NO_LIMIT), 0.0, from_storage=True)
+    state = CallState(job, CallLimits(_NO_LIMIT, _NO_LIMIT), 0.0, from_storage=True)
     state.job_changed(status, 0.0)
     for frame in frames:
         state.add_frame(state.attempt, frame, 0.0)

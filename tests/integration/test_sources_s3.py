@@ -21,11 +21,11 @@ from torchrun_controller.client.credentials import tls_context
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.s3.signature import Credentials, sign, target
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.s3.signature import KeyPair, sign, target
+from torchrun_runtime.sync.settings import SyncSettings
 from unit.runtime.git_server import authority
 
-KEYS = Credentials("planted-access-key", "planted-secret-key", "us-east-1")
+KEYS = KeyPair("planted-access-key", "planted-secret-key", "us-east-1")
 UP_WITHIN = 120.0
 FILES = {
     "train.py": b"print()",
@@ -144,15 +144,15 @@ def keys(secret: Path, gateway: Gateway) -> Path:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, secret: Path) -> Settings:
+def settings(tmp_path: Path, secret: Path) -> SyncSettings:
     directory = tmp_path / "claim"
     directory.mkdir()
-    return Settings(
+    return SyncSettings(
         source="s3", directory=directory, secret="s", secret_directory=secret, fetch_timeout=60
     )
 
 
-def tree(settings: Settings) -> dict[str, bytes]:
+def tree(settings: SyncSettings) -> dict[str, bytes]:
     marker = fetch(settings)
     assert len(marker.commit) == 64
     root = Claim(settings.directory).tree(marker.revision)
@@ -160,36 +160,38 @@ def tree(settings: Settings) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
-def failure(settings: Settings) -> SyncError:
+def failure(settings: SyncSettings) -> SyncError:
     with pytest.raises(SyncError) as caught:
         fetch(settings)
     return caught.value
 
 
 @pytest.mark.parametrize("path", ["code", "code/", "code.zip", "code.tar", "code.tar.gz"])
-def test_a_public_bucket(settings: Settings, gateway: Gateway, path: str):
+def test_a_public_bucket(settings: SyncSettings, gateway: Gateway, path: str):
     assert tree(replace(settings, url=f"{gateway.url}/public/{path}")) == FILES
 
 
 @pytest.mark.parametrize("path", ["code", "code/", "code.zip", "code.tar", "code.tar.gz"])
-def test_a_private_bucket_by_its_name(settings: Settings, keys: Path, path: str):
+def test_a_private_bucket_by_its_name(settings: SyncSettings, keys: Path, path: str):
     assert tree(replace(settings, url=f"s3://private/{path}")) == FILES
 
 
 @pytest.mark.parametrize("path", ["code", "code.zip", "code.tar.gz"])
-def test_a_folder_of_it(settings: Settings, keys: Path, path: str):
+def test_a_folder_of_it(settings: SyncSettings, keys: Path, path: str):
     found = tree(replace(settings, url=f"s3://private/{path}", sub_path="pkg"))
     assert found == {"a b+c=d&e.py": b"1", "\u6f22/empty": b""}
 
 
-def test_more_objects_than_a_page(settings: Settings, gateway: Gateway, keys: Path):
+def test_more_objects_than_a_page(settings: SyncSettings, gateway: Gateway, keys: Path):
     for number in range(1005):
         gateway.put(f"private/many/{number}", str(number).encode())
     found = tree(replace(settings, url="s3://private/many"))
     assert found == {str(number): str(number).encode() for number in range(1005)}
 
 
-def test_the_digest_is_computed_from_the_content(settings: Settings, gateway: Gateway, keys: Path):
+def test_the_digest_is_computed_from_the_content(
+    settings: SyncSettings, gateway: Gateway, keys: Path
+):
     gateway.put("private/moving/a", b"1")
     first = fetch(replace(settings, url="s3://private/moving", digest="1"))
     assert fetch(replace(settings, url="s3://private/moving", digest="2")).commit == first.commit
@@ -212,14 +214,14 @@ def test_the_digest_is_computed_from_the_content(settings: Settings, gateway: Ga
         ("s3://no-such-bucket/code", "SourceNotFound"),
     ],
 )
-def test_missing_objects_and_refs(settings: Settings, keys: Path, url: str, reason: str):
+def test_missing_objects_and_refs(settings: SyncSettings, keys: Path, url: str, reason: str):
     error = failure(replace(settings, url=url))
     assert (error.reason, error.permanent) == (reason, False)
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
 @pytest.mark.parametrize("path", ["code", "code.zip"])
-def test_a_wrong_key(settings: Settings, keys: Path, name: str, path: str):
+def test_a_wrong_key(settings: SyncSettings, keys: Path, name: str, path: str):
     (keys / name).write_text("another-planted-value")
     error = failure(replace(settings, url=f"s3://private/{path}"))
     assert (error.reason, error.permanent) == ("AccessDenied", False)
@@ -227,24 +229,24 @@ def test_a_wrong_key(settings: Settings, keys: Path, name: str, path: str):
     assert "planted" not in error.message
 
 
-def test_a_private_bucket_without_a_key(settings: Settings, gateway: Gateway):
+def test_a_private_bucket_without_a_key(settings: SyncSettings, gateway: Gateway):
     error = failure(replace(settings, url=f"{gateway.url}/private/code"))
     assert (error.reason, error.permanent) == ("AccessDenied", False)
 
 
-def test_an_incomplete_key_pair(settings: Settings, keys: Path):
+def test_an_incomplete_key_pair(settings: SyncSettings, keys: Path):
     (keys / "AWS_SECRET_ACCESS_KEY").unlink()
     error = failure(replace(settings, url="s3://private/code"))
     assert (error.reason, error.permanent) == ("SecretInvalid", False)
 
 
-def test_another_region(settings: Settings, keys: Path):
+def test_another_region(settings: SyncSettings, keys: Path):
     (keys / "AWS_REGION").write_text("eu-west-1")
     error = failure(replace(settings, url="s3://private/code"))
     assert error.reason in ("WrongRegion", "AccessDenied")
     assert "us-east-1" in error.message
 
 
-def test_an_unknown_authority(settings: Settings, keys: Path):
+def test_an_unknown_authority(settings: SyncSettings, keys: Path):
     (keys / "ca.crt").unlink()
     assert failure(replace(settings, url="s3://private/code")).reason == "CertificateInvalid"

@@ -10,7 +10,7 @@ import pytest
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.settings import SyncSettings
 from unit.runtime.ssh_server import Sshd, serving
 
 
@@ -31,10 +31,10 @@ def secret(tmp_path: Path, sshd: Sshd) -> Path:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, sshd: Sshd, secret: Path) -> Settings:
+def settings(tmp_path: Path, sshd: Sshd, secret: Path) -> SyncSettings:
     directory = tmp_path / "claim"
     directory.mkdir()
-    return Settings(
+    return SyncSettings(
         source="git",
         url=sshd.url,
         directory=directory,
@@ -44,7 +44,7 @@ def settings(tmp_path: Path, sshd: Sshd, secret: Path) -> Settings:
     )
 
 
-def failure(settings: Settings) -> SyncError:
+def failure(settings: SyncSettings) -> SyncError:
     with pytest.raises(SyncError) as caught:
         fetch(settings)
     assert Claim(settings.directory).marker() is None
@@ -52,20 +52,20 @@ def failure(settings: Settings) -> SyncError:
 
 
 @pytest.mark.parametrize("ref", ["", "main", "commit"])
-def test_a_private_repository(settings: Settings, sshd: Sshd, ref: str):
+def test_a_private_repository(settings: SyncSettings, sshd: Sshd, ref: str):
     command = ["git", "-C", str(sshd.folder / "train"), "rev-parse", "HEAD"]
     commit = subprocess.check_output(command, text=True).strip()
     marker = fetch(replace(settings, ref=commit if ref == "commit" else ref))
     assert (marker.commit, marker.files) == (commit, 2)
 
 
-def test_an_unauthorized_key(settings: Settings, sshd: Sshd, secret: Path):
+def test_an_unauthorized_key(settings: SyncSettings, sshd: Sshd, secret: Path):
     (secret / "ssh-privatekey").write_bytes((sshd.folder / "other").read_bytes())
     error = failure(settings)
     assert (error.reason, error.permanent) == ("AccessDenied", False)
 
 
-def test_an_invalid_key(settings: Settings, secret: Path):
+def test_an_invalid_key(settings: SyncSettings, secret: Path):
     (secret / "ssh-privatekey").write_text("-----BEGIN nothing-----\nplanted-nonsense\n")
     error = failure(settings)
     assert error.reason in ("SecretInvalid", "AccessDenied")
@@ -73,7 +73,7 @@ def test_an_invalid_key(settings: Settings, secret: Path):
 
 
 @pytest.mark.parametrize("known", ["", "other"])
-def test_an_unknown_host_key(settings: Settings, sshd: Sshd, secret: Path, known: str):
+def test_an_unknown_host_key(settings: SyncSettings, sshd: Sshd, secret: Path, known: str):
     (secret / "known_hosts").write_text(sshd.known_hosts(known) if known else "# nobody\n")
     error = failure(settings)
     assert (error.reason, error.permanent) == ("HostKeyMismatch", False)
@@ -81,14 +81,14 @@ def test_an_unknown_host_key(settings: Settings, sshd: Sshd, secret: Path, known
 
 
 @pytest.mark.parametrize("key", ["ssh-privatekey", "known_hosts"])
-def test_a_secret_without_its_key(settings: Settings, secret: Path, key: str):
+def test_a_secret_without_its_key(settings: SyncSettings, secret: Path, key: str):
     (secret / key).unlink()
     error = failure(settings)
     assert (error.reason, error.permanent) == ("SecretInvalid", False)
     assert key in error.message
 
 
-def test_no_secret_at_all(settings: Settings):
+def test_no_secret_at_all(settings: SyncSettings):
     error = failure(replace(settings, secret="", secret_directory=None))
     assert (error.reason, error.permanent) == ("SecretNotFound", True)
     assert "secretRef" in error.message
@@ -102,15 +102,15 @@ def test_no_secret_at_all(settings: Settings):
         ({"sub_path": "none"}, "SourceNotFound"),
     ],
 )
-def test_missing_objects_and_refs(settings: Settings, change: dict[str, str], reason: str):
+def test_missing_objects_and_refs(settings: SyncSettings, change: dict[str, str], reason: str):
     error = failure(replace(settings, **change))  # type: ignore[arg-type]
     assert (error.reason, error.permanent) == (reason, False)
 
 
-def test_a_missing_repository(settings: Settings):
+def test_a_missing_repository(settings: SyncSettings):
     assert failure(replace(settings, url=f"{settings.url}s")).reason == "SourceNotFound"
 
 
-def test_an_unreachable_server(settings: Settings):
+def test_an_unreachable_server(settings: SyncSettings):
     error = failure(replace(settings, url="ssh://git@127.0.0.1:1/train"))
     assert (error.reason, error.permanent) == ("FetchFailed", False)

@@ -27,16 +27,16 @@ from torchrun_controller.watch import (
     Bookmarked,
     Deleted,
     Event,
-    Failure,
     Faulted,
     FetchPage,
     Interrupted,
     OpenStream,
-    State,
+    StreamFailure,
     Synced,
     Upserted,
-    Wait,
     Watcher,
+    WatchPause,
+    WatchState,
 )
 from torchrun_controller.watch.codec import METADATA_ONLY, read_versions
 from torchrun_controller.watch.sharing import share_parts
@@ -154,7 +154,7 @@ class Informer(Generic[T]):
         while True:
             self._last_action = self._clock()
             match self._watcher.next(self._last_action):
-                case Wait(seconds=seconds):
+                case WatchPause(seconds=seconds):
                     await self._sleep(seconds)
                 case FetchPage() as fetch:
                     await self._fetch(fetch)
@@ -282,7 +282,7 @@ class Informer(Generic[T]):
         self._observer.synced(self.kind.resource, len(list_.objects))
 
     def _update_synced(self) -> None:
-        if self._watcher.state is State.WATCHING:
+        if self._watcher.state is WatchState.WATCHING:
             self.synced.set()
             self.first_result.set()
 
@@ -344,10 +344,10 @@ def _code_of(error: ApiError | Disconnected) -> int:
     return error.status if isinstance(error, ApiError) else 0
 
 
-def _convert_error(error: ApiError | Disconnected, resource: str) -> Failure:
+def _convert_error(error: ApiError | Disconnected, resource: str) -> StreamFailure:
     if isinstance(error, ApiError):
         if error.status == HTTPStatus.NOT_FOUND:
             message = f"{error}; install the CustomResourceDefinition of {resource}"
-            return Failure(message, error.status, error.retry_after)
-        return Failure(str(error), error.status, error.retry_after)
-    return Failure(str(error), silent=isinstance(error, Silent))
+            return StreamFailure(message, error.status, error.retry_after)
+        return StreamFailure(str(error), error.status, error.retry_after)
+    return StreamFailure(str(error), silent=isinstance(error, Silent))

@@ -39,7 +39,7 @@ from torchrun_controller.cache.job_keys import (
 )
 from torchrun_controller.cache.node_view import NodeView
 from torchrun_controller.cache.observe import Caches, Child, Key, empty_caches, observe
-from torchrun_controller.cache.progress_reports import Reports, Worker
+from torchrun_controller.cache.progress_reports import ReportingWorker, Reports
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.cache.vanished_workers import VanishedWorkers
 from torchrun_controller.client import Transport
@@ -174,7 +174,7 @@ class InformerFactory:
             return None
         return namespace, cached_pod.metadata.labels.torchrun_job
 
-    def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
+    def worker(self, namespace: str, pod: str, uid: str) -> ReportingWorker | None:
         """Return the worker of a pod; None if it is not of the current attempt of a job."""
         cached_pod = self._pod(namespace, pod, uid)
         if cached_pod is None:
@@ -188,7 +188,7 @@ class InformerFactory:
         ):
             return None
         child_uid = observed.gang.current_job.metadata.uid
-        return Worker((namespace, job), child_uid, index_of(cached_pod) == 0)
+        return ReportingWorker((namespace, job), child_uid, index_of(cached_pod) == 0)
 
     def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
         cached_pod = self.caches.pods.get(namespace, name)

@@ -17,7 +17,7 @@ Key: TypeAlias = tuple[str, str]
 FRESH = timedelta(minutes=1)
 
 
-class Worker(Struct, frozen=True):
+class ReportingWorker(Struct, frozen=True):
     """A worker of the current attempt: its job, and the UID of the child Job that controls it."""
 
     job: Key
@@ -25,7 +25,7 @@ class Worker(Struct, frozen=True):
     is_leader: bool = True  # of its gang: the worker of node 0
 
 
-class Report(Struct, frozen=True):
+class LatestReport(Struct, frozen=True):
     """The last progress of a job; `child_uid` is the UID of the sender's child Job."""
 
     child_uid: str
@@ -53,12 +53,12 @@ class Reports:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._newest: dict[Key, Report] = {}
+        self._newest: dict[Key, LatestReport] = {}
         self._restarts: dict[Key, RestartReport] = {}
 
     def put(self, job: Key, child_uid: str, progress: Progress) -> None:
         """Replace the progress of the job."""
-        self._newest[job] = Report(child_uid, progress, self._clock())
+        self._newest[job] = LatestReport(child_uid, progress, self._clock())
 
     def put_restarts(self, job: Key, child_uid: str, restarts: RestartsInPlace) -> None:
         """Replace the restarts in place of the job."""

@@ -17,17 +17,16 @@ complete answer came, and a write may or may not have happened. Disconnected has
 from torchrun_controller.client.connection import Connection
 from torchrun_controller.client.errors import (
     ApiError,
-    Cause,
     ConfigError,
     Disconnected,
     InvalidResponse,
     Silent,
+    StatusCause,
 )
 from torchrun_controller.client.session import Observe, Requests, Response, Transport
 
 __all__ = [
     "ApiError",
-    "Cause",
     "ConfigError",
     "Connection",
     "Disconnected",
@@ -36,5 +35,6 @@ __all__ = [
     "Requests",
     "Response",
     "Silent",
+    "StatusCause",
     "Transport",
 ]

@@ -38,7 +38,7 @@ class InvalidResponse(Disconnected):
         return cls(f"{request}: unexpected response, {start!r}... ({error})")
 
 
-class Cause(NamedTuple):
+class StatusCause(NamedTuple):
     """One entry of `details.causes` of a Status: the refused field and the reason."""
 
     field: str
@@ -59,7 +59,7 @@ class ApiError(Exception):
         reason: str,
         message: str,
         retry_after: float | None = None,
-        causes: tuple[Cause, ...] = (),
+        causes: tuple[StatusCause, ...] = (),
     ) -> None:
         super().__init__(status, reason, message, retry_after, causes)
         self.status = status
@@ -102,7 +102,7 @@ class ApiError(Exception):
             answer.reason or _http_reason(status),
             answer.message or "no message from the server",
             _parse_retry_after(answer.details.retry_after_seconds, retry_after),
-            tuple(Cause(cause.field, cause.message) for cause in answer.details.causes or ()),
+            tuple(StatusCause(cause.field, cause.message) for cause in answer.details.causes or ()),
         )
 
 

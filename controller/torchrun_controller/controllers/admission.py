@@ -80,7 +80,7 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-class View(Protocol):
+class DecisionView(Protocol):
     """The part of the AdmissionView that a decision needs."""
 
     def observe(self, now: datetime) -> ObservedAdmission | None:
@@ -121,7 +121,7 @@ class AdmissionReconciler:
     def __init__(
         self,
         *,
-        view: View,
+        view: DecisionView,
         decide: Callable[[ClusterState, datetime], Decisions],
         applier: Client,
         events: EventSink,

@@ -35,33 +35,33 @@ _COMMANDS = ("command", "args", "setupCommand")
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 
-class Line(Struct, frozen=True):
+class LogLine(Struct, frozen=True):
     """A log line: its event, and its fields in order."""
 
     event: str
     fields: Mapping[str, object]
 
 
-def status_lines(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[Line]:
+def status_lines(before: TorchrunJobStatus, after: TorchrunJobStatus) -> list[LogLine]:
     """Return the lines for a job's new status. Counts of workers and progress cause none."""
     lines = [_attempt_ended(attempt, after) for attempt in _ended_attempts(before, after)]
     state = {"phase": after.phase, "reason": after.reason, "why": after.message}
     if after.phase != before.phase:
         fields = {"attempt": after.attempt, "was": before.phase, **state}
-        lines.append(Line("phase changed", fields))
+        lines.append(LogLine("phase changed", fields))
     elif after.reason != before.reason:
-        lines.append(Line("reason changed", {"attempt": after.attempt, **state}))
+        lines.append(LogLine("reason changed", {"attempt": after.attempt, **state}))
     return lines
 
 
-def creation_line(intent: Apply) -> Line:
+def creation_line(intent: Apply) -> LogLine:
     """Return the line for a created object."""
     object_name = f"{intent.kind.kind}/{intent.name}"
     labels = _metadata(intent).get("labels")
     attempt = labels.get(ATTEMPT_LABEL) if isinstance(labels, dict) else None
     if intent.kind is JOBS and isinstance(attempt, str):
-        return Line("attempt created", {"attempt": int(attempt), "object": object_name})
-    return Line("object created", {"object": object_name})
+        return LogLine("attempt created", {"attempt": int(attempt), "object": object_name})
+    return LogLine("object created", {"object": object_name})
 
 
 def _ended_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> Iterator[Attempt]:
@@ -69,7 +69,7 @@ def _ended_attempts(before: TorchrunJobStatus, after: TorchrunJobStatus) -> Iter
     return (attempt for attempt in after.attempts if order_of(attempt) not in known)
 
 
-def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:
+def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> LogLine:
     fields = {
         "attempt": attempt.number,
         "phase": after.phase,
@@ -80,10 +80,10 @@ def _attempt_ended(attempt: Attempt, after: TorchrunJobStatus) -> Line:
         "disruptions": after.disruptions,
     }
     if attempt.round is not None:
-        return Line(
+        return LogLine(
             "restarted in place", {"attempt": attempt.number, "round": attempt.round, **fields}
         )
-    return Line("attempt ended", fields)
+    return LogLine("attempt ended", fields)
 
 
 def _metadata(intent: Apply) -> JsonObject:

@@ -67,7 +67,7 @@ class Durations(Struct, frozen=True):
             )
 
 
-class Wait(Struct, frozen=True):
+class LeasePause(Struct, frozen=True):
     """Sleep for this many seconds, or until the lease changes."""
 
     seconds: float
@@ -89,7 +89,7 @@ class LeaseLost(Struct, frozen=True):
     reason: str
 
 
-Decision: TypeAlias = Wait | ReadLease | WriteLease | LeaseLost
+Decision: TypeAlias = LeasePause | ReadLease | WriteLease | LeaseLost
 
 
 class Election:
@@ -191,14 +191,14 @@ class Election:
             if now >= deadline:
                 return LeaseLost(f"it was not renewed within {self.durations.renew_deadline:g} s")
         if now < self._next_request:
-            return Wait(min(self._next_request, deadline) - now)
+            return LeasePause(min(self._next_request, deadline) - now)
         if not self._current:
             return ReadLease()
         if self._renewed_at is not None or now >= self._free_at():
             return WriteLease(self.version)
         if now >= self._next_read:
             return ReadLease()
-        return Wait(min(self._next_read, self._free_at()) - now)
+        return LeasePause(min(self._next_read, self._free_at()) - now)
 
     def record(self, wall: datetime) -> JsonObject:
         """Return the spec that makes this process the holder, at this time of day."""

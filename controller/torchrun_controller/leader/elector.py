@@ -19,8 +19,8 @@ from torchrun_controller.leader.election import (
     Election,
     Lease,
     LeaseLost,
+    LeasePause,
     ReadLease,
-    Wait,
     WriteLease,
 )
 from torchrun_controller.watch.codec import Codec, ServerError
@@ -183,7 +183,7 @@ class Leader:
             now = self._clock()
             self._log_holder()
             match self._election.decide(now):
-                case Wait(seconds):
+                case LeasePause(seconds):
                     self._lease_change = anyio.Event()
                     with anyio.move_on_after(seconds):
                         await self._lease_change.wait()

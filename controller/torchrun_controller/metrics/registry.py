@@ -46,7 +46,7 @@ from torchrun_controller.metrics.buckets import (
     START_BUCKETS,
 )
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
-from torchrun_controller.metrics.snapshot import Snapshot
+from torchrun_controller.metrics.snapshot import MetricsSnapshot
 
 RESTART_KINDS = ("failure", "disruption", "resize", "in-place")  # of a queue
 
@@ -371,9 +371,9 @@ class Metrics:
         """
         self._leader.labels(lease, namespace or "all").set_function(lambda: float(may_write()))
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricsSnapshot:
         """Copy all values, on the event loop that owns them (4 ms for 1,300 lines)."""
-        return Snapshot(tuple(self.registry.collect()))
+        return MetricsSnapshot(tuple(self.registry.collect()))
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)

@@ -5,7 +5,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 
-class Snapshot(Collector):
+class MetricsSnapshot(Collector):
     """A copy of all values, which a thread may render without delaying the event loop."""
 
     def __init__(self, families: tuple[Metric, ...]) -> None:

@@ -32,7 +32,7 @@ from torchrun_controller.serving.checks import Check
 from torchrun_controller.serving.connections import SERVER_LOG, ConnectionLimit
 
 
-class Server:
+class HttpServer:
     """The HTTP server, while `running`.
 
     `live` and `ready` are the checks of /healthz and /readyz by name; `notes` are limitations that

@@ -16,17 +16,17 @@ from torchrun_controller.watch.events import (
     Bookmarked,
     Deleted,
     Event,
-    Failure,
     Faulted,
     FetchPage,
     Interrupted,
     Key,
     OpenStream,
+    StreamFailure,
     Synced,
     Upserted,
-    Wait,
+    WatchPause,
 )
-from torchrun_controller.watch.watcher import CLIENT_GO, PLAIN_PAGES, State, Timings, Watcher
+from torchrun_controller.watch.watcher import CLIENT_GO, PLAIN_PAGES, Timings, Watcher, WatchState
 
 __all__ = [
     "CLIENT_GO",
@@ -35,16 +35,16 @@ __all__ = [
     "Bookmarked",
     "Deleted",
     "Event",
-    "Failure",
     "Faulted",
     "FetchPage",
     "Interrupted",
     "Key",
     "OpenStream",
-    "State",
+    "StreamFailure",
     "Synced",
     "Timings",
     "Upserted",
-    "Wait",
+    "WatchPause",
+    "WatchState",
     "Watcher",
 ]

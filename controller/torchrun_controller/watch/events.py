@@ -67,7 +67,7 @@ class Interrupted(Struct, frozen=True, gc=False):
 Event: TypeAlias = Synced[T] | Upserted[T] | Deleted | Bookmarked | Faulted | Interrupted
 
 
-class Wait(Struct, frozen=True, gc=False):
+class WatchPause(Struct, frozen=True, gc=False):
     """Sleep for this many seconds, then call `Watcher.next`."""
 
     seconds: float
@@ -88,10 +88,10 @@ class OpenStream(Struct, frozen=True, gc=False):
     total: float  # seconds of the whole stream
 
 
-Action: TypeAlias = Wait | FetchPage | OpenStream
+Action: TypeAlias = WatchPause | FetchPage | OpenStream
 
 
-class Failure(Struct, frozen=True, gc=False):
+class StreamFailure(Struct, frozen=True, gc=False):
     """Why a request or stream failed.
 
     `status` is the HTTP code, 0 without a response; `retry_after` is in seconds. `silent`: the

@@ -42,15 +42,15 @@ from torchrun_controller.watch.events import (
     Bookmarked,
     Deleted,
     Event,
-    Failure,
     Faulted,
     FetchPage,
     Interrupted,
     Key,
     OpenStream,
+    StreamFailure,
     Synced,
     Upserted,
-    Wait,
+    WatchPause,
 )
 from torchrun_controller.watch.lines import MAX_LINE, LineSplitter, Overlong
 
@@ -73,7 +73,7 @@ PLAIN_PAGES = 4
 _NOT_SUPPORTED = frozenset({400, 422, 501})
 
 
-class State(enum.Enum):
+class WatchState(enum.Enum):
     """States of a watcher; see the diagram of the module."""
 
     STREAM_LISTING = "StreamListing"
@@ -153,7 +153,7 @@ class Watcher(Generic[T]):
         plain_pages: int = PLAIN_PAGES,
     ) -> None:
         self.kind = kind
-        self._list_state = State.LISTING if plain_pages else State.STREAM_LISTING
+        self._list_state = WatchState.LISTING if plain_pages else WatchState.STREAM_LISTING
         self.state = self._list_state
         self._codec = Codec(kind.type)
         selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
@@ -185,17 +185,17 @@ class Watcher(Generic[T]):
     def next(self, now: float) -> Action:
         """Return the action to carry out at `now`."""
         self._opened_at = None
-        if self.state is State.BACKING_OFF:
+        if self.state is WatchState.BACKING_OFF:
             if now < self._resume_at:
-                return Wait(self._resume_at - now)
+                return WatchPause(self._resume_at - now)
             self.state = self._resume
-        if self.state is State.LISTING:
+        if self.state is WatchState.LISTING:
             page = {"limit": str(self._limit)} if self._limit else {}
             token = {"continue": self._continue} if self._continue else {}
             return FetchPage(self._selector | page | token, self._timings.page)
         seconds = int(self._timings.watch * (1.0 + self._random()))
         query = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
-        if self.state is State.WATCHING:
+        if self.state is WatchState.WATCHING:
             query["resourceVersion"] = str(self._version)
         else:
             query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
@@ -217,7 +217,7 @@ class Watcher(Generic[T]):
         self._continue = page.next
         self._pages_left -= 1
         if page.next and self._stream_lists and self._pages_left <= 0:
-            self._enter(State.STREAM_LISTING)
+            self._enter(WatchState.STREAM_LISTING)
             return []
         if page.next:
             return [*page.faults]
@@ -248,18 +248,18 @@ class Watcher(Generic[T]):
             now, "Closed", f"the server ended the watch of {self.kind.resource}"
         )
 
-    def failed(self, failure: Failure, now: float) -> list[Event[T]]:
+    def failed(self, failure: StreamFailure, now: float) -> list[Event[T]]:
         """Record that a list or watch was refused, or failed before its end."""
         status = failure.status
-        if self.state is State.STREAM_LISTING and status in _NOT_SUPPORTED:
+        if self.state is WatchState.STREAM_LISTING and status in _NOT_SUPPORTED:
             self._stream_lists = False
-            self._enter(State.LISTING)
+            self._enter(WatchState.LISTING)
             return []
-        if self.state is State.LISTING and status == _GONE and self._continue:
-            self._enter(State.LISTING, limit=0)
+        if self.state is WatchState.LISTING and status == _GONE and self._continue:
+            self._enter(WatchState.LISTING, limit=0)
             return []
         if status == _NO_ANSWER and self._opened_at is not None:
-            is_silent = failure.silent and self.state is State.WATCHING
+            is_silent = failure.silent and self.state is WatchState.WATCHING
             reason = Interrupted.SILENT if is_silent else "Broken"
             return self._end_stream(now, reason, failure.message)
         reason = _REASONS.get(status, "Refused")
@@ -279,7 +279,7 @@ class Watcher(Generic[T]):
             message = f"{frame.code} {frame.reason}: {frame.message}"
             return self._back_off(now, reason, message, at_least=frame.retry_after or 0.0)
         self._has_events = True
-        if self.state is State.STREAM_LISTING:
+        if self.state is WatchState.STREAM_LISTING:
             return self._collect(frame)
         self._version = frame.resource_version
         return Bookmarked(frame.resource_version) if isinstance(frame, Bookmark) else frame
@@ -298,26 +298,26 @@ class Watcher(Generic[T]):
             return self._finish_list(frame.resource_version)
         # A bookmark before the end of the list comes from a server without streamed lists.
         self._stream_lists = False
-        self._enter(State.LISTING)
+        self._enter(WatchState.LISTING)
         return Interrupted("NotSupported", "the server streams no lists", 0.0, relist=True)
 
     def _record_fault(self, fault: Faulted) -> Faulted:
-        if self.state is State.STREAM_LISTING:
+        if self.state is WatchState.STREAM_LISTING:
             self._unreadable.add(fault.key)
         return fault
 
     def _finish_list(self, resource_version: int) -> Synced[T]:
         synced = Synced(list(self._objects.values()), resource_version, frozenset(self._unreadable))
-        self._enter(State.WATCHING)  # drops the references to the objects
+        self._enter(WatchState.WATCHING)  # drops the references to the objects
         self._version = resource_version
         return synced
 
     def _end_stream(self, now: float, reason: str, message: str) -> list[Event[T]]:
         assert self._opened_at is not None, "a stream ends after it was opened"
-        if self.state is State.STREAM_LISTING:
+        if self.state is WatchState.STREAM_LISTING:
             # A list in pages may succeed: each page is smaller than the stream.
             interrupted = self._back_off(now, reason, message)
-            self._resume, self._pages_left = State.LISTING, math.inf
+            self._resume, self._pages_left = WatchState.LISTING, math.inf
             return [interrupted]
         if now - self._opened_at < self._timings.short_lived:
             return [self._back_off(now, reason, message, relist=not self._has_events)]
@@ -328,16 +328,16 @@ class Watcher(Generic[T]):
     def _back_off(
         self, now: float, reason: str, message: str, *, relist: bool = True, at_least: float = 0.0
     ) -> Interrupted:
-        relist = relist or self.state is not State.WATCHING
+        relist = relist or self.state is not WatchState.WATCHING
         backoff = self._unreached if reason == "Unreached" and not relist else self._backoff
         delay = max(backoff.delay(now), min(at_least, self._timings.retry_after_cap))
-        self._enter(State.BACKING_OFF)
-        first_state = self._list_state if self._stream_lists else State.LISTING
-        self._resume = first_state if relist else State.WATCHING
+        self._enter(WatchState.BACKING_OFF)
+        first_state = self._list_state if self._stream_lists else WatchState.LISTING
+        self._resume = first_state if relist else WatchState.WATCHING
         self._resume_at = now + delay
         return Interrupted(reason, message, delay, relist)
 
-    def _enter(self, state: State, limit: int | None = None) -> None:
+    def _enter(self, state: WatchState, limit: int | None = None) -> None:
         self.state = state
         self._objects = {}
         self._unreadable = set()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Backoff(NamedTuple):
+class Retries(NamedTuple):
     """Seconds. Delays grow from `first` to `longest`; it ends after `give_up` without progress."""
 
     first: float = 0.5
@@ -19,4 +19,4 @@ class Backoff(NamedTuple):
         return full * (0.5 + 0.5 * chance())
 
 
-PATIENT = Backoff()
+PATIENT = Retries()

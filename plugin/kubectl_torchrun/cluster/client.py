@@ -12,7 +12,7 @@ from typing import TypeVar
 import anyio
 import msgspec
 
-from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
+from kubectl_torchrun.cluster.backoff import PATIENT, Retries
 from kubectl_torchrun.cluster.http_client import (
     TIMEOUTS,
     TRANSPORT_ERRORS,
@@ -44,7 +44,7 @@ _LONGEST_LINE = 1 << 20
 _LONGEST_EVENT = 16 << 20  # an object of etcd has at most 1.5 MiB, in a shorter format than JSON
 
 
-class ApiError(Exception):
+class RequestError(Exception):
     """The API server refused. `status` is the HTTP code; reason and message are of its Status."""
 
     def __init__(self, status: int, answer: Status) -> None:
@@ -113,7 +113,7 @@ class Api:
     replaces expired credentials only after such an answer.
     """
 
-    def __init__(self, client: HttpClient, namespace: str, backoff: Backoff) -> None:
+    def __init__(self, client: HttpClient, namespace: str, backoff: Retries) -> None:
         self.namespace = namespace
         self.backoff = backoff
         self._client = client
@@ -204,7 +204,7 @@ class Api:
                     answers, well_at, failed_at = answers + 1, anyio.current_time(), 0.0
                     self._outage.ends()
                     yield objects
-            except (Unreachable, ApiError) as error:
+            except (Unreachable, RequestError) as error:
                 failed_at = failed_at or anyio.current_time()
                 self._outage.why = str(error)
                 if anyio.current_time() - failed_at > SLOW_SECONDS:
@@ -242,7 +242,7 @@ class Api:
                     continue
                 if event.type == "ERROR":
                     status = _decode(event.object, Status)
-                    raise ApiError(status.code or 500, status)
+                    raise RequestError(status.code or 500, status)
                 try:
                     item = _object(event.object, kind)
                 except Unreadable:
@@ -317,7 +317,7 @@ class Api:
                     return await _with_new_credentials(
                         lambda: self._try(method, path, query, content, headers)
                     )
-                except ApiError as error:
+                except RequestError as error:
                     if method != "GET" or not error.retriable or anyio.current_time() > until:
                         raise
                     failures += 1
@@ -370,14 +370,14 @@ class Api:
 async def _with_new_credentials(send: Callable[[], Awaitable[V]]) -> V:
     try:
         return await send()
-    except ApiError as error:
+    except RequestError as error:
         if error.status != _UNAUTHORIZED:
             raise
     return await send()
 
 
 @asynccontextmanager
-async def connect(socket: Path, namespace: str, backoff: Backoff = PATIENT) -> AsyncIterator[Api]:
+async def connect(socket: Path, namespace: str, backoff: Retries = PATIENT) -> AsyncIterator[Api]:
     """A client to the API server behind `kubectl proxy` on this socket."""
     async with HttpClient(socket=socket) as client:
         yield Api(client, namespace, backoff)
@@ -427,7 +427,7 @@ def describe_body(body: bytes) -> str:
     return body.decode(errors="replace").strip()[:500]
 
 
-def _refusal(response: CompleteResponse) -> ApiError:
+def _refusal(response: CompleteResponse) -> RequestError:
     """The error for a response of a program that does not answer as the API server does.
 
     Raises Unreachable for a page of a proxy, such as that of a login.
@@ -435,7 +435,7 @@ def _refusal(response: CompleteResponse) -> ApiError:
     text = describe_body(response.content)
     if _PAGE.match(response.content) and response.status < 500:
         raise Unreachable(f"The server of the cluster answered with {text}.")
-    return ApiError(response.status, Status(message=text))
+    return RequestError(response.status, Status(message=text))
 
 
 def _raise_for_server(status: int, body: bytes) -> None:
@@ -448,7 +448,7 @@ def _raise_for_server(status: int, body: bytes) -> None:
             raise Unreachable(f"Cannot connect to the API server: {text}") from None
         return
     if answer.kind == "Status":
-        raise ApiError(status, answer)
+        raise RequestError(status, answer)
 
 
 def _key(item: Object) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.phases import NEW
 from kubectl_torchrun.cluster.session import session
-from kubectl_torchrun.cluster.slices import JOBS, Job, ProgressSlice
+from kubectl_torchrun.cluster.slices import JOBS, JobSlice, ProgressSlice
 from kubectl_torchrun.cluster.summary import node_count
 from kubectl_torchrun.cluster.tables import (
     explain_all_namespaces,
@@ -64,7 +64,7 @@ def print_jobs(
     return 0
 
 
-async def _list_jobs(api: Api, job_filter: JobFilter, terminal: Terminal) -> list[Job]:
+async def _list_jobs(api: Api, job_filter: JobFilter, terminal: Terminal) -> list[JobSlice]:
     request = api.list(JOBS, job_filter.query, everywhere=job_filter.everywhere)
     listed = await explain_all_namespaces(request, everywhere=job_filter.everywhere)
     note_unreadable(listed.unreadable, terminal)
@@ -72,7 +72,7 @@ async def _list_jobs(api: Api, job_filter: JobFilter, terminal: Terminal) -> lis
 
 
 async def _watch_jobs(api: Api, job_filter: JobFilter, terminal: Terminal, *, wide: bool) -> None:
-    shown: list[Job] = []
+    shown: list[JobSlice] = []
 
     async def update() -> AsyncIterator[None]:
         async for jobs in api.watch(
@@ -107,7 +107,7 @@ async def _list_objects(api: Api, job_filter: JobFilter) -> JsonObject:
 
 
 def job_table(
-    jobs: Sequence[Job],
+    jobs: Sequence[JobSlice],
     everywhere: bool,
     width: int | None,
     *,
@@ -136,7 +136,7 @@ def job_table(
     return output.columns(head, rows, width, ("QUEUE", "NODES", "PROGRESS"))
 
 
-def _wide_cells(job: Job) -> tuple[str, ...]:
+def _wide_cells(job: JobSlice) -> tuple[str, ...]:
     status = job.status
     gpus = status.gpus if status.gpus is not None else job.spec.num_gpus
     return (
@@ -154,7 +154,7 @@ def _step_text(progress: ProgressSlice | None) -> str:
     return f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
 
 
-def _age_key(job: Job) -> tuple[str, str, str]:
+def _age_key(job: JobSlice) -> tuple[str, str, str]:
     created = job.metadata.creation_timestamp
     return (
         job.metadata.namespace,

@@ -4,7 +4,7 @@ import anyio
 
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.pods import belongs_to
-from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
+from kubectl_torchrun.cluster.slices import JOBS, PODS, JobSlice
 from torchrun_api import names
 from torchrun_api.core import Pod
 
@@ -34,7 +34,7 @@ class JobState(Changes):
 
     def __init__(self) -> None:
         super().__init__()
-        self.job: Job | None = None
+        self.job: JobSlice | None = None
 
 
 class JobWatch(JobState):
@@ -81,7 +81,7 @@ class JobWatch(JobState):
         listed = await self._api.list(PODS, self._selector)
         self.show_pods({pod.metadata.name: pod for pod in listed.items})
 
-    def show_job(self, job: Job | None) -> None:
+    def show_job(self, job: JobSlice | None) -> None:
         """Set the state of the job, and wake waiting tasks."""
         self.has_read = True
         if job is not None:

@@ -8,10 +8,10 @@ import msgspec
 
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster import wait
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.client import Api, RequestError
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.session import Cluster, session
-from kubectl_torchrun.cluster.slices import CLAIMS, JOBS, Job
+from kubectl_torchrun.cluster.slices import CLAIMS, JOBS, JobSlice
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.terminal import Terminal, ask
 from kubectl_torchrun.text import echo
@@ -65,7 +65,7 @@ def change(
         )
 
 
-def _spec_patch(job: Job, verb: str, nodes: int | None) -> JsonObject:
+def _spec_patch(job: JobSlice, verb: str, nodes: int | None) -> JsonObject:
     if verb != "scale":
         return {"suspend": verb == "suspend"}
     name, elastic = job.metadata.name, job.spec.elastic
@@ -88,7 +88,7 @@ def _spec_patch(job: Job, verb: str, nodes: int | None) -> JsonObject:
     return {"numNodes": nodes}
 
 
-def _success_message(cluster: Cluster, job: Job, verb: str, nodes: int | None) -> str:
+def _success_message(cluster: Cluster, job: JobSlice, verb: str, nodes: int | None) -> str:
     name = job.metadata.name
     if verb == "suspend":
         resume = cluster.command(f"torchrun resume {name}")
@@ -164,14 +164,14 @@ async def _delete_job(api: Api, name: str, *, dry_run: bool) -> bool:
     """Delete a job; whether it existed."""
     try:
         await api.delete(JOBS, name, dry_run=dry_run)
-    except ApiError as error:
+    except RequestError as error:
         if not _is_missing(error):
             raise
         return False
     return True
 
 
-def _is_missing(error: ApiError) -> bool:
+def _is_missing(error: RequestError) -> bool:
     """Whether the job does not exist, and not its kind."""
     return error.status == 404 and bool(error.details.name)
 
@@ -186,7 +186,7 @@ async def _find_jobs(api: Api, jobs: Sequence[str]) -> list[str]:
     for name in dict.fromkeys(jobs):
         try:
             await api.get(JOBS, name)
-        except ApiError as error:
+        except RequestError as error:
             if not _is_missing(error):
                 raise
         else:
@@ -210,6 +210,6 @@ async def _retained_pvcs(api: Api, jobs: Sequence[str]) -> str:
     query = {"labelSelector": f"{names.RETAINED_LABEL} in ({','.join(jobs)})"}
     try:
         claims = [claim.metadata.name for claim in (await api.list(CLAIMS, query)).items]
-    except ApiError:
+    except RequestError:
         return ""
     return f", except {', '.join(sorted(claims))}" if claims else ""

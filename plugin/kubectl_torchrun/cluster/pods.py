@@ -3,14 +3,14 @@
 from datetime import datetime
 from typing import NamedTuple
 
-from kubectl_torchrun.cluster.client import Api, ApiError
-from kubectl_torchrun.cluster.slices import JOBS, PODS, QUEUES, Job, QueueSpecSlice
+from kubectl_torchrun.cluster.client import Api, RequestError
+from kubectl_torchrun.cluster.slices import JOBS, PODS, QUEUES, JobSlice, QueueSpecSlice
 from torchrun_api import names
 from torchrun_api.core import Pod, StateTerminated
 from torchrun_api.meta import find_controller
 
 
-async def list_pods(api: Api, job: Job, selector: str = "") -> list[Pod]:
+async def list_pods(api: Api, job: JobSlice, selector: str = "") -> list[Pod]:
     """The pods of this job, with these labels. Raises ApiError."""
     labels = ",".join(part for part in (f"{names.JOB_LABEL}={job.metadata.name}", selector) if part)
     pods = (await api.list(PODS, {"labelSelector": labels})).items
@@ -28,7 +28,7 @@ def belongs_to(pod: Pod, uid: str) -> bool:
     return pod.metadata.labels.job_uid in ("", uid)
 
 
-async def list_workers(api: Api, job: Job) -> list[Pod]:
+async def list_workers(api: Api, job: JobSlice) -> list[Pod]:
     """The workers of all attempts that still exist. Raises ApiError."""
     return await list_pods(api, job, f"{names.COMPONENT_LABEL}={names.WORKER}")
 
@@ -104,14 +104,14 @@ class Ranks(NamedTuple):
         return (self.each if self.head is None else self.head) + (node - 1) * self.each
 
 
-async def ranks_of(api: Api, job: Job) -> Ranks:
+async def ranks_of(api: Api, job: JobSlice) -> Ranks:
     """Processes of each node: set by the job or the queue, else its number of GPUs, else one."""
     nproc = job.spec.distributed.nproc_per_node
     if isinstance(nproc, int):
         return Ranks(max(nproc, 1))
     try:
         queue = (await api.get(QUEUES, job.spec.job_queue)).spec
-    except ApiError:  # it may be deleted or forbidden
+    except RequestError:  # it may be deleted or forbidden
         queue = QueueSpecSlice()
     nproc = queue.distributed.nproc_per_node
     if isinstance(nproc, int):

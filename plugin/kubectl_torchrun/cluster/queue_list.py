@@ -6,10 +6,10 @@ from fractions import Fraction
 from typing import TypeVar
 
 from kubectl_torchrun import output
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.client import Api, RequestError
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.session import session
-from kubectl_torchrun.cluster.slices import JOBS, QUEUES, Job, Queue
+from kubectl_torchrun.cluster.slices import JOBS, QUEUES, JobSlice, QueueSlice
 from kubectl_torchrun.cluster.summary import node_count
 from kubectl_torchrun.cluster.tables import (
     explain_all_namespaces,
@@ -22,7 +22,7 @@ from torchrun_api import quantity
 from torchrun_api.kind import Kind
 from torchrun_api.status import WAITING
 
-T = TypeVar("T", Job, Queue)
+T = TypeVar("T", JobSlice, QueueSlice)
 
 _WAITING = frozenset({"", *WAITING})  # "": no controller has processed the job yet
 _BAR = 10  # characters
@@ -56,8 +56,8 @@ def print_queues(
 
 
 def _tables(
-    queues: Sequence[Queue],
-    jobs: Sequence[Job],
+    queues: Sequence[QueueSlice],
+    jobs: Sequence[JobSlice],
     everywhere: bool,
     *,
     wide: bool,
@@ -71,8 +71,8 @@ def _tables(
 
 
 async def _watch_queues(api: Api, everywhere: bool, terminal: Terminal, *, wide: bool) -> None:
-    shown_queues: list[Queue] = []
-    shown_jobs: list[Job] = []
+    shown_queues: list[QueueSlice] = []
+    shown_jobs: list[JobSlice] = []
 
     async def update(kind: Kind[T], shown: list[T]) -> AsyncIterator[None]:
         async for objects in api.watch(kind, {}, everywhere=everywhere, skips_unreadable=True):
@@ -88,13 +88,13 @@ async def _watch_queues(api: Api, everywhere: bool, terminal: Terminal, *, wide:
 
 async def _list_queues_and_jobs(
     api: Api, everywhere: bool, terminal: Terminal
-) -> tuple[Sequence[Queue], Sequence[Job]]:
+) -> tuple[Sequence[QueueSlice], Sequence[JobSlice]]:
     request = api.list(QUEUES, everywhere=everywhere)
     queues = await explain_all_namespaces(request, everywhere=everywhere)
     note_unreadable(queues.unreadable, terminal)
     try:
         jobs = await api.list(JOBS, everywhere=everywhere)
-    except ApiError as error:
+    except RequestError as error:
         if error.status != 403:
             raise
         terminal.note(f"Cannot count jobs: {error.message}")
@@ -104,8 +104,8 @@ async def _list_queues_and_jobs(
 
 
 def queue_table(
-    queues: Sequence[Queue],
-    jobs: Sequence[Job],
+    queues: Sequence[QueueSlice],
+    jobs: Sequence[JobSlice],
     everywhere: bool,
     width: int | None,
     *,
@@ -148,7 +148,7 @@ def queue_table(
     return output.columns(head, rows, width, ("GPUS/NODE", "AGE", "WEIGHT", "IMAGE", "QUOTA"))
 
 
-def _wide_cells(queue: Queue) -> tuple[str, str]:
+def _wide_cells(queue: QueueSlice) -> tuple[str, str]:
     spec = queue.spec
     workspace = spec.storage.workspace
     return (
@@ -158,7 +158,7 @@ def _wide_cells(queue: Queue) -> tuple[str, str]:
 
 
 def waiting_table(
-    jobs: Sequence[Job], everywhere: bool, width: int | None, *, ages: bool = True
+    jobs: Sequence[JobSlice], everywhere: bool, width: int | None, *, ages: bool = True
 ) -> list[str]:
     """Lines for the jobs that wait for admission, by queue and position; empty without any."""
     waiting = [job for job in jobs if job.status.phase in _WAITING and _admission_message(job)]
@@ -182,7 +182,7 @@ def waiting_table(
     return output.columns(head, rows, width, ("AGE", "NODES"))
 
 
-def used(queue: Queue) -> str:
+def used(queue: QueueSlice) -> str:
     """`[########--] 16/20 GPUs`: the bar shows the scarcest resource."""
     admission = queue.status.admission
     if admission is None:
@@ -200,7 +200,7 @@ def used(queue: Queue) -> str:
     return f"[{'#' * filled}{'-' * (_BAR - filled)}] {admission.summary}".rstrip()
 
 
-def _admission_message(job: Job) -> str:
+def _admission_message(job: JobSlice) -> str:
     """Why the job is not admitted; empty if it is, or has no such condition yet."""
     for condition in job.status.conditions:
         if condition.type == "Admitted" and condition.status != "True":
@@ -215,11 +215,11 @@ def _parse_amount(value: object) -> Fraction:
         return Fraction(0)
 
 
-def _queue_key(queue: Queue) -> tuple[str, str]:
+def _queue_key(queue: QueueSlice) -> tuple[str, str]:
     return (queue.metadata.namespace, queue.metadata.name)
 
 
-def _position_key(job: Job) -> tuple[str, str, float, str]:
+def _position_key(job: JobSlice) -> tuple[str, str, float, str]:
     position = job.status.queue_position
     key = float("inf") if position is None else position
     return (job.metadata.namespace, job.spec.job_queue, key, job.metadata.name)

@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 from typing import NamedTuple
 
-from kubectl_torchrun.cluster.slices import AttemptSlice, Job
+from kubectl_torchrun.cluster.slices import AttemptSlice, JobSlice
 
 ATTEMPTS = 3
 SECONDS = 60  # maximum run time of an attempt that counts
@@ -31,7 +31,7 @@ class RepeatedFailure(NamedTuple):
         )
 
 
-def find_repeated_failure(job: Job) -> RepeatedFailure | None:
+def find_repeated_failure(job: JobSlice) -> RepeatedFailure | None:
     """The exception of the last ATTEMPTS attempts, if they prove an error in the code.
 
     Each of them, a gang or a round of it, ran for less than SECONDS and reported no step, and no
@@ -50,7 +50,7 @@ def find_repeated_failure(job: Job) -> RepeatedFailure | None:
     return RepeatedFailure(exceptions[-1])
 
 
-def _seconds(job: Job, end: AttemptSlice) -> int:
+def _seconds(job: JobSlice, end: AttemptSlice) -> int:
     """How long the last start of this attempt ran; that of its earlier rounds is not part of it."""
     if end.round is not None:
         return end.running_seconds
@@ -58,7 +58,7 @@ def _seconds(job: Job, end: AttemptSlice) -> int:
     return end.running_seconds - sum(earlier.running_seconds for earlier in rounds)
 
 
-def _has_progress(job: Job, first: AttemptSlice) -> bool:
+def _has_progress(job: JobSlice, first: AttemptSlice) -> bool:
     """Whether this attempt or a later one reported progress, or this is unknown."""
     progress = job.status.progress
     if progress is None:

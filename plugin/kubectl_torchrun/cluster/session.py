@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import anyio
 
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable, Unreadable, connect
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable, Unreadable, connect
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace, Target, proxy, resolve
 from kubectl_torchrun.errors import ClusterProblem, Problem, UsageProblem
 
@@ -107,7 +107,7 @@ def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
             f"{error}\nThe plugin may be older than the controller's CRDs: update it, or use"
             " kubectl get -o yaml."
         )
-    if isinstance(error, ApiError):
+    if isinstance(error, RequestError):
         return _refusal(error, namespace, jobs)
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
@@ -117,7 +117,7 @@ def explain(error: BaseException, namespace: str, jobs: str) -> Problem | None:
     return None
 
 
-def _refusal(error: ApiError, namespace: str, jobs: str) -> Problem:
+def _refusal(error: RequestError, namespace: str, jobs: str) -> Problem:
     match error.status:
         case 401:
             return ClusterProblem(

@@ -149,7 +149,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     completion_time: datetime | None = None
 
 
-class Job(Wire, frozen=True, kw_only=True):
+class JobSlice(Wire, frozen=True, kw_only=True):
     """A TorchrunJob."""
 
     metadata: ObjectMeta = ObjectMeta()
@@ -251,7 +251,7 @@ class QueueStatusSlice(Wire, frozen=True, kw_only=True):
     admission: QueueAdmissionSlice | None = None
 
 
-class Queue(Wire, frozen=True, kw_only=True):
+class QueueSlice(Wire, frozen=True, kw_only=True):
     """A TorchrunQueue."""
 
     metadata: ObjectMeta = ObjectMeta()
@@ -289,7 +289,7 @@ class WatchEvent(Struct, frozen=True):
     object: Raw
 
 
-class Cause(Wire, frozen=True, kw_only=True):
+class InvalidField(Wire, frozen=True, kw_only=True):
     """One invalid field."""
 
     field: str = ""
@@ -301,7 +301,7 @@ class StatusDetails(Wire, frozen=True, kw_only=True):
 
     name: str = ""
     kind: str = ""
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[InvalidField, ...] = ()
     retry_after_seconds: int = 0
 
 
@@ -315,7 +315,7 @@ class Status(Wire, frozen=True, kw_only=True):
     details: StatusDetails = field(default=StatusDetails())
 
 
-JOBS = Kind("torchrun.ai", "v1alpha1", "torchrunjobs", "TorchrunJob", Job)
-QUEUES = Kind("torchrun.ai", "v1alpha1", "torchrunqueues", "TorchrunQueue", Queue)
+JOBS = Kind("torchrun.ai", "v1alpha1", "torchrunjobs", "TorchrunJob", JobSlice)
+QUEUES = Kind("torchrun.ai", "v1alpha1", "torchrunqueues", "TorchrunQueue", QueueSlice)
 PODS = Kind("", "v1", "pods", "Pod", Pod)
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", PersistentVolumeClaim)

@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from kubectl_torchrun.cluster.slices import AttemptSlice, Job
+from kubectl_torchrun.cluster.slices import AttemptSlice, JobSlice
 
 
-def status_lines(job: Job) -> list[str]:
+def status_lines(job: JobSlice) -> list[str]:
     """Lines: phase, reason, conditions that are not met, restarts and earlier attempts."""
     status = job.status
     lines = [f"{job.metadata.name}: {status.phase or 'new'}"]
@@ -30,7 +30,7 @@ def _name(attempt: AttemptSlice) -> str:
     return f"attempt {attempt.number}{part}"
 
 
-def node_count(job: Job) -> str:
+def node_count(job: JobSlice) -> str:
     """The number of nodes in the status, else in the spec, else the GPUs of the spec."""
     nodes = job.status.num_nodes or job.spec.num_nodes
     if nodes is None:

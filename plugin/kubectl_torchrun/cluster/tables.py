@@ -8,7 +8,7 @@ from typing import TypeVar
 import anyio
 
 from kubectl_torchrun import output
-from kubectl_torchrun.cluster.client import ApiError
+from kubectl_torchrun.cluster.client import RequestError
 from kubectl_torchrun.cluster.job_watch import Changes
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import ClusterProblem
@@ -23,7 +23,7 @@ async def explain_all_namespaces(request: Awaitable[R], *, everywhere: bool) -> 
     """The result of the request; a forbidden list of all namespaces names the flag to remove."""
     try:
         return await request
-    except ApiError as error:
+    except RequestError as error:
         if error.status == 403 and everywhere:
             raise ClusterProblem(
                 f"{error.message}\nRemove --all-namespaces to list one namespace."

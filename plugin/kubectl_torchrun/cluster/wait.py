@@ -7,7 +7,7 @@ import anyio
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED, TimeoutProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.status import PHASES
@@ -26,7 +26,7 @@ class SpecChange(NamedTuple):
     generation: int = 0
     nodes: int | None = None
 
-    def is_done(self, job: Job) -> bool:
+    def is_done(self, job: JobSlice) -> bool:
         """Whether the status shows it. The status of a job that has ended is final."""
         if job.has_ended:
             return True
@@ -48,7 +48,7 @@ def check(condition: str) -> str:
     return names[condition.lower()]
 
 
-def met(job: Job | None, condition: str, change: SpecChange = NO_CHANGE) -> bool:
+def met(job: JobSlice | None, condition: str, change: SpecChange = NO_CHANGE) -> bool:
     """Whether the job meets the condition now. A job that has succeeded has been Running."""
     if job is None or condition == DELETED:
         return job is None and condition == DELETED

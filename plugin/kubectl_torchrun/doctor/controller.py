@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import anyio
 
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.doctor.snapshot import (
     CONTROLLER_QUERY,
     ClusterSnapshot,
@@ -84,7 +84,7 @@ async def check_controller(api: Api, snapshot: ClusterSnapshot) -> list[Finding]
     """
     try:
         deployments = snapshot.items("deployments")
-    except ApiError:  # perhaps those of the user's namespace are readable
+    except RequestError:  # perhaps those of the user's namespace are readable
         deployments = await _controller_objects(api, "/apis/apps/v1", "deployments", api.namespace)
         if not deployments:
             raise
@@ -155,7 +155,7 @@ async def _controller_objects(api: Api, root: str, plural: str, where: str) -> l
     """The controller's objects of a namespace; none if they cannot be read."""
     try:
         listed = await api.read(f"{root}/namespaces/{where}/{plural}", CONTROLLER_QUERY)
-    except ApiError:
+    except RequestError:
         return []
     return items_at(listed, "items")
 
@@ -181,7 +181,7 @@ async def _check_readiness(api: Api, where: str, pods: Sequence[JsonObject]) -> 
             continue
         try:
             _, body = await api.ask_pod(name_of(pod), "GET", "/readyz", namespace=where, port=_PORT)
-        except ApiError as error:
+        except RequestError as error:
             return [unreadable_finding("readiness", error)]
         for line in body.decode(errors="replace").splitlines():
             if line.startswith(_FAILS):
@@ -197,7 +197,7 @@ async def _check_leader(api: Api, deployment: JsonObject) -> Finding:
     namespace = setting(deployment, "lease-namespace") or where
     try:
         lease = await api.read(f"{_COORDINATION}/namespaces/{namespace}/leases/{lease_name}")
-    except ApiError as error:
+    except RequestError as error:
         if error.status == 404:
             text = (
                 f"No lease {lease_name} in namespace {namespace}: leader election is off, or no"
@@ -247,7 +247,7 @@ def _lease_holder(lease: JsonObject) -> tuple[str, float]:
 async def check_permissions(api: Api) -> list[Finding]:
     """A finding for each permission that the user lacks. Raises ApiError and Unreachable."""
     allowed: dict[tuple[str, str, str, str], bool] = {}
-    errors: list[ApiError | Unreachable] = []
+    errors: list[RequestError | Unreachable] = []
 
     async def ask(group: str, resource: str, part: str, verb: str) -> None:
         attributes: JsonObject = {
@@ -264,7 +264,7 @@ async def check_permissions(api: Api) -> list[Finding]:
         }
         try:
             answer = await api.ask(_REVIEWS, review)
-        except (ApiError, Unreachable) as error:
+        except (RequestError, Unreachable) as error:
             errors.append(error)
         else:
             allowed[group, resource, part, verb] = field_at(answer, "status", "allowed") is True

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from kubectl_torchrun import output
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.doctor.controller import (
@@ -94,14 +94,14 @@ def _run(snapshot: ClusterSnapshot, checks: Sequence[tuple[str, _Check]]) -> Ite
     for subject, check in checks:
         try:
             yield from check(snapshot)
-        except (ApiError, Unreachable) as error:
+        except (RequestError, Unreachable) as error:
             yield unreadable_finding(subject, error)
 
 
 async def _ask(subject: str, findings: Awaitable[list[Finding]]) -> list[Finding]:
     try:
         return await findings
-    except (ApiError, Unreachable) as error:
+    except (RequestError, Unreachable) as error:
         return [unreadable_finding(subject, error)]
 
 

@@ -5,12 +5,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import anyio
 
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.slices import QUEUES
 from torchrun_api.json import JsonObject, JsonValue
 
 Severity = Literal["ok", "note", "skip", "warn", "fail"]
-Answer: TypeAlias = JsonObject | ApiError | Unreachable
+Answer: TypeAlias = JsonObject | RequestError | Unreachable
 
 # Where the Deployment of the controller is read.
 DEPLOYMENTS = "/apis/apps/v1/deployments"
@@ -49,14 +49,14 @@ class ClusterSnapshot(NamedTuple):
     def read(self, name: str) -> JsonObject:
         """The response. Raises the ApiError or Unreachable of its request."""
         answer = self.answers[name]
-        if isinstance(answer, ApiError | Unreachable):
+        if isinstance(answer, RequestError | Unreachable):
             raise answer
         return answer
 
     def find(self, name: str) -> JsonObject | None:
         """The response, None if it is not found. Raises other errors."""
         answer = self.answers[name]
-        if isinstance(answer, ApiError) and answer.status == 404:
+        if isinstance(answer, RequestError) and answer.status == 404:
             return None
         return self.read(name)
 
@@ -64,7 +64,7 @@ class ClusterSnapshot(NamedTuple):
         """Whether the request failed, for a reason other than that nothing was found."""
         try:
             self.find(name)
-        except (ApiError, Unreachable):
+        except (RequestError, Unreachable):
             return True
         return False
 
@@ -98,7 +98,7 @@ async def read_snapshot(api: Api) -> ClusterSnapshot:
     async def fill(name: str, request: Awaitable[JsonObject]) -> None:
         try:
             answers[name] = await request
-        except (ApiError, Unreachable) as error:
+        except (RequestError, Unreachable) as error:
             answers[name] = error
 
     async with anyio.create_task_group() as tasks:
@@ -109,7 +109,7 @@ async def read_snapshot(api: Api) -> ClusterSnapshot:
     return snapshot
 
 
-def unreadable_finding(subject: str, error: ApiError | Unreachable) -> Finding:
+def unreadable_finding(subject: str, error: RequestError | Unreachable) -> Finding:
     """The finding for a subject that cannot be read."""
     if isinstance(error, Unreachable):
         return Finding("skip", subject, f"Not checked: {error}")

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from kubectl_torchrun.cluster.job_watch import JobState
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.repeated_failure import find_repeated_failure
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.cluster.summary import status_lines
 from kubectl_torchrun.errors import (
     DETACHED,
@@ -344,7 +344,7 @@ class _LocalRun:
             for node in self._nodes.values():
                 node.kill()
 
-    def _check_repeated_failure(self, job: Job) -> None:
+    def _check_repeated_failure(self, job: JobSlice) -> None:
         if not self._options.stop_on_repeated_failure or self._end_code is not None:
             return
         repeated = find_repeated_failure(job)
@@ -378,8 +378,8 @@ class _LocalRun:
             )
         return RUN_FAILED
 
-    def _slice(self) -> Job:
-        return msgspec.json.decode(msgspec.json.encode(self._objects.job), type=Job)
+    def _slice(self) -> JobSlice:
+        return msgspec.json.decode(msgspec.json.encode(self._objects.job), type=JobSlice)
 
     def _wake(self) -> None:
         self._changed = True

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.pods import is_training, rank_of
 from kubectl_torchrun.cluster.session import Cluster
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from torchrun_api import names
 from torchrun_api.core import Pod
 
@@ -15,7 +15,7 @@ _EDIT = b"the next edit"
 _NODES = 16  # whose logs are read
 
 
-async def find_broken(api: Api, job: Job, pods: Sequence[Pod]) -> Pod | None:
+async def find_broken(api: Api, job: JobSlice, pods: Sequence[Pod]) -> Pod | None:
     """The first pod whose command failed after an edit and that waits for the next one."""
     if not (job.spec.development and job.status.phase == "Running"):
         return None
@@ -35,7 +35,7 @@ async def tail(api: Api, pod: Pod, count: int) -> list[bytes]:
         query = {"tailLines": str(count)}
         async with api.log(pod.metadata.name, names.TRAINER_CONTAINER, query) as log:
             return [line.rstrip() async for line in log]
-    except (ApiError, Unreachable):
+    except (RequestError, Unreachable):
         return []
 
 
@@ -44,7 +44,7 @@ def is_waiting_line(line: bytes) -> bool:
     return line.startswith(_LAUNCHER) and _EDIT in line
 
 
-def describe(cluster: Cluster, job: Job, pod: Pod) -> str:
+def describe(cluster: Cluster, job: JobSlice, pod: Pod) -> str:
     """One line for the user: the node, and the command that sends the next edit."""
     sync = cluster.command(f"torchrun sync {job.metadata.name}")
     return f"node {rank_of(pod)}: the command failed. Its pod waits for the next edit: {sync}"

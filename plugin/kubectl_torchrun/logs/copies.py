@@ -14,11 +14,11 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import IO, NamedTuple
 
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.client import Api, RequestError
 from kubectl_torchrun.cluster.kubectl import LastLines, bounded_lines, find_kubectl
 from kubectl_torchrun.cluster.pods import has_started
 from kubectl_torchrun.cluster.session import Cluster
-from kubectl_torchrun.cluster.slices import CLAIMS, PODS, Job
+from kubectl_torchrun.cluster.slices import CLAIMS, PODS, JobSlice
 from kubectl_torchrun.errors import ClusterProblem, Problem
 from kubectl_torchrun.logs import reader_pod
 from kubectl_torchrun.logs.streams import View
@@ -159,7 +159,7 @@ class LogCopy:
 
 @contextmanager
 def place(
-    cluster: Cluster, job: Job, workers: Sequence[Pod], terminal: Terminal
+    cluster: Cluster, job: JobSlice, workers: Sequence[Pod], terminal: Terminal
 ) -> Iterator[Place]:
     """A container that can read the copies: of a running pod of the job, else of a temporary pod.
 
@@ -183,7 +183,7 @@ def place(
         _delete_reader(cluster, reader, terminal)
 
 
-async def _why_no_copies(api: Api, cluster: Cluster, job: Job) -> str:
+async def _why_no_copies(api: Api, cluster: Cluster, job: JobSlice) -> str:
     """Why no pod of the job can have written copies, and what to do; "" if one can.
 
     A user who may not read PVCs may still create a pod that mounts one.
@@ -200,7 +200,7 @@ async def _why_no_copies(api: Api, cluster: Cluster, job: Job) -> str:
     name = names.workspace_claim(job.metadata.name)
     try:
         claim = await api.get(CLAIMS, name)
-    except ApiError as error:
+    except RequestError as error:
         if error.status == 404:
             return f"PVC {name} does not exist. Only the logs of existing pods can be read."
         return ""
@@ -218,7 +218,7 @@ def _delete_reader(cluster: Cluster, reader: str, terminal: Terminal) -> None:
     async def remove(api: Api) -> None:
         try:
             await api.delete(PODS, reader, grace=1)
-        except ApiError as error:
+        except RequestError as error:
             if error.status != 404:
                 raise
 

@@ -6,13 +6,13 @@ import sys
 from typing import NamedTuple
 
 from kubectl_torchrun import output
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.client import Api, RequestError
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.phases import NEW
 from kubectl_torchrun.cluster.pods import has_started, is_training, list_workers
 from kubectl_torchrun.cluster.repeated_failure import find_repeated_failure
 from kubectl_torchrun.cluster.session import Cluster, session
-from kubectl_torchrun.cluster.slices import JOBS, FailureSlice, Job
+from kubectl_torchrun.cluster.slices import JOBS, FailureSlice, JobSlice
 from kubectl_torchrun.cluster.summary import status_lines
 from kubectl_torchrun.errors import ClusterProblem
 from kubectl_torchrun.logs import broken_edits
@@ -65,7 +65,7 @@ def print_report(target: Target, name: str, form: str = "") -> int:
     return 0
 
 
-def _body(cluster: Cluster, job: Job, evidence: Evidence, edit: Evidence) -> JsonObject:
+def _body(cluster: Cluster, job: JobSlice, evidence: Evidence, edit: Evidence) -> JsonObject:
     """The report for programs. Its fields stay; there may be more in a later version."""
     status = job.status
     failure = status.last_failure or FailureSlice()
@@ -88,7 +88,7 @@ def _body(cluster: Cluster, job: Job, evidence: Evidence, edit: Evidence) -> Jso
     }
 
 
-def _next_words(job: Job, place: tuple[int, int] | None, *, is_broken: bool) -> str:
+def _next_words(job: JobSlice, place: tuple[int, int] | None, *, is_broken: bool) -> str:
     """The command that shows more, or makes the job go on."""
     name, status = job.metadata.name, job.status
     if is_broken or status.reason == "WaitingForUpload":
@@ -107,7 +107,7 @@ def _next_words(job: Job, place: tuple[int, int] | None, *, is_broken: bool) -> 
     return "torchrun doctor"
 
 
-async def _broken_edit(api: Api, cluster: Cluster, job: Job) -> Evidence:
+async def _broken_edit(api: Api, cluster: Cluster, job: JobSlice) -> Evidence:
     """The first node whose command failed after an edit, with its last lines."""
     if not job.spec.development:
         return Evidence()
@@ -120,7 +120,7 @@ async def _broken_edit(api: Api, cluster: Cluster, job: Job) -> Evidence:
     return Evidence(f"Last lines of pod {pod.metadata.name}:", tuple(output_lines), note)
 
 
-def _last_lines(cluster: Cluster, job: Job) -> Evidence:
+def _last_lines(cluster: Cluster, job: JobSlice) -> Evidence:
     """Those of the rank that failed first: from its pod, else from the copy on the PVC."""
     failure = job.status.last_failure
     if failure is None:
@@ -184,7 +184,7 @@ async def _tail(api: Api, pod: str) -> Evidence:
         query = {"tailLines": str(_READ)}
         async with api.log(pod, names.TRAINER_CONTAINER, query) as read:
             lines = [line async for line in read]
-    except ApiError as error:
+    except RequestError as error:
         return Evidence(note=f"{title}\n  Cannot read the log: {error.message}")
     return Evidence(title, tuple(of_ranks(lines)))
 

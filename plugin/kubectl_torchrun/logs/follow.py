@@ -8,14 +8,14 @@ from types import MappingProxyType
 import anyio
 from anyio.abc import TaskGroup
 
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.pods import end_of, has_started, rank_of
 from kubectl_torchrun.cluster.repeated_failure import RepeatedFailure, find_repeated_failure
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import REPEATED_FAILURE, RUN_FAILED, SUCCEEDED
-from kubectl_torchrun.logs.streams import ALL, Cursor, Lines, View, Window
+from kubectl_torchrun.logs.streams import ALL, Cursor, NodeLines, View, Window
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api.core import Pod
 from torchrun_api.names import TRAINER_CONTAINER, WORKER
@@ -32,7 +32,7 @@ async def follow(
     terminal: Terminal,
     narrator: Narrator,
     view: View = ALL,
-    cursors: Mapping[str, Lines] = MappingProxyType({}),
+    cursors: Mapping[str, NodeLines] = MappingProxyType({}),
     *,
     stop_on_repeated_failure: bool = False,
 ) -> int:
@@ -56,7 +56,7 @@ async def follow(
             streams.start()
             await job_watch.next_change(_TICK_SECONDS)
         with anyio.move_on_after(_LAST_LINES_SECONDS):
-            with suppress(ApiError, Unreachable):  # else use the pods of the watch
+            with suppress(RequestError, Unreachable):  # else use the pods of the watch
                 await job_watch.refresh_pods()
             streams.start()
             while streams.open:
@@ -105,7 +105,7 @@ class _Streams:
         job_watch: JobWatch,
         terminal: Terminal,
         view: View,
-        cursors: Mapping[str, Lines],
+        cursors: Mapping[str, NodeLines],
         tasks: TaskGroup,
     ) -> None:
         self.open = 0
@@ -162,7 +162,7 @@ class _Streams:
                     failures = 0
                 except Unreachable:
                     failures += 1
-                except ApiError as error:
+                except RequestError as error:
                     if error.status in (403, 404):
                         self._explain(rank, error)
                         return
@@ -179,6 +179,6 @@ class _Streams:
             return True
         return end_of(latest, TRAINER_CONTAINER) is not None
 
-    def _explain(self, rank: int, error: ApiError) -> None:
+    def _explain(self, rank: int, error: RequestError) -> None:
         if error.status == 403:
             self._terminal.note(f"Cannot read the log of node {rank}: {error.message}")

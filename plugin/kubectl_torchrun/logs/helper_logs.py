@@ -2,11 +2,11 @@
 
 import anyio
 
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.pods import end_of, has_started, list_pods
 from kubectl_torchrun.cluster.session import session
-from kubectl_torchrun.cluster.slices import JOBS, PODS, Job
+from kubectl_torchrun.cluster.slices import JOBS, PODS, JobSlice
 from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.logs.streams import Cursor, View, merged
 from kubectl_torchrun.terminal import Terminal
@@ -55,7 +55,7 @@ def print_helper_logs(
     return SUCCEEDED
 
 
-async def _list_pods(api: Api, job: Job, container: str) -> list[Pod]:
+async def _list_pods(api: Api, job: JobSlice, container: str) -> list[Pod]:
     """The pods whose container has started, by number."""
     pods = await list_pods(api, job, f"{names.COMPONENT_LABEL}={COMPONENTS[container]}")
     return sorted((pod for pod in pods if has_started(pod, container)), key=_number)
@@ -83,8 +83,8 @@ async def _follow(
             if has_ended:
                 return
             failures, last_success = 0, anyio.current_time()
-        except (ApiError, Unreachable) as error:
-            if isinstance(error, ApiError) and error.status == 404:
+        except (RequestError, Unreachable) as error:
+            if isinstance(error, RequestError) and error.status == 404:
                 return
             retriable = isinstance(error, Unreachable) or error.retriable
             if not retriable or anyio.current_time() - last_success > api.backoff.give_up:

@@ -19,12 +19,12 @@ from kubectl_torchrun.cluster.pods import (
     ranks_of,
 )
 from kubectl_torchrun.cluster.session import Cluster, session
-from kubectl_torchrun.cluster.slices import JOBS, Job
+from kubectl_torchrun.cluster.slices import JOBS, JobSlice
 from kubectl_torchrun.errors import DETACHED, Problem, UsageProblem
 from kubectl_torchrun.logs import copies
 from kubectl_torchrun.logs.follow import MOST_STREAMS, follow
 from kubectl_torchrun.logs.rotated import JoinedLog, LateStart, find_late
-from kubectl_torchrun.logs.streams import Cursor, LineFormat, Lines, View, merged
+from kubectl_torchrun.logs.streams import Cursor, LineFormat, NodeLines, View, merged
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -91,7 +91,7 @@ def print_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal)
     return 0
 
 
-def _build_view(cluster: Cluster, job: Job, choice: LogChoice) -> View:
+def _build_view(cluster: Cluster, job: JobSlice, choice: LogChoice) -> View:
     ranks = cluster.run(lambda api: ranks_of(api, job)) if choice.ranks else Ranks()
     return View(
         choice.nodes,
@@ -105,7 +105,7 @@ def _build_view(cluster: Cluster, job: Job, choice: LogChoice) -> View:
 
 
 def _print_lines(
-    cluster: Cluster, job: Job, choice: LogChoice, view: View, terminal: Terminal
+    cluster: Cluster, job: JobSlice, choice: LogChoice, view: View, terminal: Terminal
 ) -> int:
     pods = cluster.run(lambda api: list_workers(api, job))
     attempt = _select_attempt(job, pods, choice)
@@ -167,7 +167,7 @@ def _select_pods(
 
 def _copies_of_late(
     cluster: Cluster,
-    job: Job,
+    job: JobSlice,
     pods: list[Pod],
     selected: Sequence[Pod],
     late: Mapping[int, LateStart],
@@ -201,12 +201,12 @@ def _cursors(
     log_copies: Mapping[int, copies.LogCopy],
     view: View,
     terminal: Terminal,
-) -> list[tuple[int, Lines]]:
+) -> list[tuple[int, NodeLines]]:
     """The logs of these pods, each after the part of its copy that the kubelet has removed."""
-    cursors: list[tuple[int, Lines]] = []
+    cursors: list[tuple[int, NodeLines]] = []
     for pod in pods:
         node = rank_of(pod)
-        lines: Lines = Cursor(api, pod.metadata.name, view)
+        lines: NodeLines = Cursor(api, pod.metadata.name, view)
         if node in late and node in log_copies:
             lines = JoinedLog(log_copies[node], late[node], lines, view.lines_to_read)
         elif node in late and (note := late[node].note(node)):
@@ -216,13 +216,13 @@ def _cursors(
 
 
 async def _print_merged(
-    cursors: Sequence[tuple[int, Lines]], view: View, terminal: Terminal
+    cursors: Sequence[tuple[int, NodeLines]], view: View, terminal: Terminal
 ) -> None:
     async for node, line in merged(cursors, view, terminal.note):
         terminal.log(node, line, prefix=view.line_format.prefix)
 
 
-def _is_complete(job: Job, attempt: int, view: View, started: Set[int]) -> bool:
+def _is_complete(job: JobSlice, attempt: int, view: View, started: Set[int]) -> bool:
     """Whether no other selected node can have a log."""
     if view.nodes and not view.ranks and view.nodes <= started:
         return True
@@ -233,7 +233,7 @@ def _is_complete(job: Job, attempt: int, view: View, started: Set[int]) -> bool:
     return not job.has_ended or all(node in started for node in nodes if view.takes(node))
 
 
-def _no_logs(job: Job, choice: LogChoice) -> Problem:
+def _no_logs(job: JobSlice, choice: LogChoice) -> Problem:
     status = job.status
     scope = " of these nodes" if choice.nodes or choice.ranks else ""
     return UsageProblem(
@@ -244,7 +244,7 @@ def _no_logs(job: Job, choice: LogChoice) -> Problem:
 
 def _download_copies(
     cluster: Cluster,
-    job: Job,
+    job: JobSlice,
     pods: list[Pod],
     attempt: int,
     view: View,
@@ -271,7 +271,7 @@ def _download_copies(
     return log_copies
 
 
-def _select_attempt(job: Job, pods: list[Pod], choice: LogChoice) -> int:
+def _select_attempt(job: JobSlice, pods: list[Pod], choice: LogChoice) -> int:
     newest = max([job.status.attempt, *map(attempt_of, pods)])
     if choice.previous:
         if newest == 0:

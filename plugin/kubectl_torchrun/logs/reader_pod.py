@@ -4,9 +4,16 @@ from collections.abc import Iterator
 
 import anyio
 
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.client import Api, RequestError
 from kubectl_torchrun.cluster.pods import trouble
-from kubectl_torchrun.cluster.slices import CLAIMS, PODS, QUEUES, Job, PlacementSlice, Queue
+from kubectl_torchrun.cluster.slices import (
+    CLAIMS,
+    PODS,
+    QUEUES,
+    JobSlice,
+    PlacementSlice,
+    QueueSlice,
+)
 from kubectl_torchrun.errors import ClusterProblem
 from torchrun_api import names
 from torchrun_api.json import JsonObject
@@ -19,7 +26,7 @@ _USER = 65532  # any user but root: all users can read the files
 _SHARED = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 
 
-async def start(api: Api, job: Job, reader: str) -> None:
+async def start(api: Api, job: JobSlice, reader: str) -> None:
     """Create the pod and wait until it runs. Raises ClusterProblem."""
     claim = names.workspace_claim(job.metadata.name)
     queue = await _read_queue(api, job)
@@ -27,14 +34,14 @@ async def start(api: Api, job: Job, reader: str) -> None:
     placement = _placement(job, queue, with_workers=await _is_for_one_node(api, claim))
     try:
         await api.create(PODS, body(job, reader, claim, image, placement))
-    except ApiError as error:
+    except RequestError as error:
         raise ClusterProblem(f"Cannot create a pod to read PVC {claim}: {error}") from error
     why = f"it did not start within {_READY_SECONDS:.0f} s"
     with anyio.move_on_after(_READY_SECONDS):
         while True:
             try:
                 pod = await api.get(PODS, reader)
-            except ApiError as error:
+            except RequestError as error:
                 why = str(error)
                 break
             if pod.status.phase == "Running" and pod.metadata.deletion_timestamp is None:
@@ -46,15 +53,15 @@ async def start(api: Api, job: Job, reader: str) -> None:
     raise ClusterProblem(f"Pod {reader} cannot read PVC {claim}: {why}")
 
 
-async def _read_queue(api: Api, job: Job) -> Queue | None:
+async def _read_queue(api: Api, job: JobSlice) -> QueueSlice | None:
     """The job's queue; None if it is gone, or the user may not read it."""
     try:
         return await api.get(QUEUES, job.spec.job_queue)
-    except ApiError:
+    except RequestError:
         return None
 
 
-async def _find_image(api: Api, job: Job, queue: Queue | None) -> str:
+async def _find_image(api: Api, job: JobSlice, queue: QueueSlice | None) -> str:
     """An image that the job's nodes can pull: the sync pod's or the launcher's, else the job's.
 
     Raises ClusterProblem if there is none.
@@ -79,12 +86,12 @@ async def _is_for_one_node(api: Api, claim: str) -> bool:
     """Whether only pods of one node can mount the PVC. Assume it if the user may not read it."""
     try:
         modes = (await api.get(CLAIMS, claim)).spec.access_modes
-    except ApiError:
+    except RequestError:
         return True
     return not _SHARED.intersection(modes)
 
 
-def _placement(job: Job, queue: Queue | None, *, with_workers: bool) -> JsonObject:
+def _placement(job: JobSlice, queue: QueueSlice | None, *, with_workers: bool) -> JsonObject:
     """The fields for image pulls and nodes, as of the job's sync pods.
 
     A PVC for one node can be mounted in the zone, or on the node, of the workers that wrote to it.
@@ -115,7 +122,7 @@ def _containers(pods: JsonObject) -> Iterator[JsonObject]:
             )
 
 
-def body(job: Job, name: str, claim: str, image: str, placement: JsonObject) -> JsonObject:
+def body(job: JobSlice, name: str, claim: str, image: str, placement: JsonObject) -> JsonObject:
     """A pod that mounts the PVC read-only and sleeps. Meets Pod Security restricted."""
     container: JsonObject = {
         "name": CONTAINER,

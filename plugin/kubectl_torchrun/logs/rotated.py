@@ -12,10 +12,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from kubectl_torchrun import output
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.pods import rank_of, started_at
 from kubectl_torchrun.logs.copies import LogCopy
-from kubectl_torchrun.logs.streams import Lines, View
+from kubectl_torchrun.logs.streams import NodeLines, View
 from torchrun_api.core import Pod
 from torchrun_api.names import TRAINER_CONTAINER
 
@@ -60,7 +60,7 @@ async def find_late(api: Api, pods: Sequence[Pod], view: View) -> dict[int, Late
             is_late = start is not None and start.seconds > _QUIET_SECONDS
             if start and is_late and await _is_large(api, pod) and await _is_short(api, pod, view):
                 late[rank_of(pod)] = start
-        except (ApiError, Unreachable):
+        except (RequestError, Unreachable):
             continue  # whoever reads the log reports it
     return late
 
@@ -102,7 +102,7 @@ async def _is_short(api: Api, pod: Pod, view: View) -> bool:
 class JoinedLog:
     """A copy up to the first line of a log, then the log. tail: last lines of the first read."""
 
-    def __init__(self, copy: LogCopy, start: LateStart, log: Lines, tail: int | None) -> None:
+    def __init__(self, copy: LogCopy, start: LateStart, log: NodeLines, tail: int | None) -> None:
         self.stamp = b""
         self._copy: LogCopy | None = copy
         self._start = start

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 import anyio
 
 from kubectl_torchrun import output
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.pods import attempt_of, list_pods, rank_of, trouble
 from kubectl_torchrun.cluster.session import Cluster, session
-from kubectl_torchrun.cluster.slices import JOBS, Job
+from kubectl_torchrun.cluster.slices import JOBS, JobSlice
 from kubectl_torchrun.cluster.summary import node_count, status_lines
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs import broken_edits
@@ -54,7 +54,7 @@ def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, f
             return DETACHED
 
 
-async def _broken_edit(api: Api, cluster: Cluster, job: Job, pods: Sequence[Pod]) -> str:
+async def _broken_edit(api: Api, cluster: Cluster, job: JobSlice, pods: Sequence[Pod]) -> str:
     """A line about an edit whose command failed; "" if there is none."""
     pod = await broken_edits.find_broken(api, job, pods)
     return broken_edits.describe(cluster, job, pod) if pod else ""
@@ -122,7 +122,7 @@ async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> 
                 drawing.update(picture(), refresh=True)
                 await job_watch.next_change(_TICK_SECONDS)
             if job_watch.job is not None:
-                with suppress(ApiError, Unreachable):  # else show the pods of the watch
+                with suppress(RequestError, Unreachable):  # else show the pods of the watch
                     await job_watch.refresh_pods()
                 drawing.update(picture(), refresh=True)
             tasks.cancel_scope.cancel()
@@ -142,7 +142,7 @@ def _exit_code(job_watch: JobWatch, terminal: Terminal) -> int:
 
 
 def view(
-    job: Job,
+    job: JobSlice,
     pods: Sequence[Pod],
     width: int | None,
     height: int | None,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import anyio
 
-from kubectl_torchrun.cluster.client import Api, ApiError
+from kubectl_torchrun.cluster.client import Api, RequestError
 from kubectl_torchrun.cluster.pods import Ranks
 from kubectl_torchrun.logs.torchrun_report import (
     RANK_MARK,
@@ -71,7 +71,7 @@ class View(NamedTuple):
         """Last lines of each node to read: `tail`, and a report that is folded; None for all."""
         return self.tail if self.tail is None or self.raw else self.tail + REPORT_LINES
 
-    def fold(self, lines: "Lines") -> "Lines":
+    def fold(self, lines: "NodeLines") -> "NodeLines":
         """A node's log with folded reports, unless `raw`."""
         return lines if self.raw else FoldedLines(lines, self.tail)
 
@@ -120,7 +120,7 @@ class Cursor:
                     yield text.removesuffix(b"\n")
 
 
-class Lines(Protocol):
+class NodeLines(Protocol):
     """The log of a node. `stamp` is the time of the last line that was read."""
 
     stamp: bytes
@@ -136,7 +136,7 @@ class FoldedLines:
     tail: lines to yield of a read that does not follow; None for all.
     """
 
-    def __init__(self, lines: Lines, tail: int | None = None) -> None:
+    def __init__(self, lines: NodeLines, tail: int | None = None) -> None:
         self.stamp = b""
         self._lines = lines
         self._tail = tail
@@ -167,7 +167,7 @@ class FoldedLines:
 
 
 async def merged(
-    cursors: Sequence[tuple[int, Lines]], view: View, note: Callable[[str], None]
+    cursors: Sequence[tuple[int, NodeLines]], view: View, note: Callable[[str], None]
 ) -> AsyncIterator[tuple[int, bytes]]:
     """The logs so far of these workers (node and its lines), in the order of their times.
 
@@ -175,7 +175,7 @@ async def merged(
     """
     async with AsyncExitStack() as stack:
         heads: list[tuple[bytes, int, bytes]] = []
-        readers: dict[int, tuple[Lines, AsyncGenerator[bytes, None]]] = {}
+        readers: dict[int, tuple[NodeLines, AsyncGenerator[bytes, None]]] = {}
         for node, cursor in cursors:
             lines = await stack.enter_async_context(
                 aclosing(cursor.read(follow=False, has_ended=True))
@@ -203,7 +203,7 @@ async def _next(
     """The next line; None at the end, or if the pod, its container or its kubelet is gone."""
     try:
         return await anext(lines, None)
-    except ApiError as error:
+    except RequestError as error:
         if error.status in (400, 404):
             return None
         if error.status >= 500:  # of the API server, which asks the kubelet

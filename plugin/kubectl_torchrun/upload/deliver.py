@@ -11,8 +11,8 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable, describe_body
+from kubectl_torchrun.cluster.backoff import PATIENT, Retries
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable, describe_body
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.pods import end_of
 from kubectl_torchrun.errors import RunProblem, UploadProblem
@@ -22,13 +22,13 @@ from kubectl_torchrun.upload.cache import Workspace
 from kubectl_torchrun.upload.pack import Archive
 from kubectl_torchrun.upload.protocol import (
     BuildArchive,
-    Done,
     GetState,
+    PodReply,
     PutManifest,
     PutRange,
-    Refused,
-    Response,
+    Rejected,
     Sleep,
+    Stored,
     Upload,
 )
 from kubectl_torchrun.upload.upload_token import token_sha256
@@ -40,7 +40,7 @@ MANIFEST_PATH = "/v1/manifest"
 _BLOCK = 256 << 10
 
 
-class SyncMessage(msgspec.Struct, frozen=True):
+class SyncEnd(msgspec.Struct, frozen=True):
     """The termination message of a sync pod."""
 
     reason: str = ""
@@ -72,7 +72,7 @@ async def deliver(
     *,
     pod_wait: float,
     token: str,
-    backoff: Backoff = PATIENT,
+    backoff: Retries = PATIENT,
 ) -> Delivered:
     """Upload missing files, until the pod has the workspace. token: the upload token of the job.
 
@@ -107,7 +107,7 @@ class _Delivery:
         file: BufferedRandom,
         pod_wait: float,
         token: str,
-        backoff: Backoff,
+        backoff: Retries,
     ) -> None:
         self._api = api
         self._job_watch = job_watch
@@ -128,9 +128,9 @@ class _Delivery:
             while True:
                 step = self._upload.next_step(anyio.current_time())
                 match step:
-                    case Done(revision):
+                    case Stored(revision):
                         return self._delivered(revision)
-                    case Refused(reason, message):
+                    case Rejected(reason, message):
                         raise UploadProblem(f"The workspace was rejected ({reason}): {message}")
                     case Sleep(seconds):
                         await anyio.sleep(seconds)
@@ -182,7 +182,7 @@ class _Delivery:
         except Unreachable as error:
             upload.on_failure(str(error), anyio.current_time())
             return
-        except ApiError as error:
+        except RequestError as error:
             if not (error.retriable or error.status == 404):  # 404: the pod is being replaced
                 raise
             upload.on_failure(error.message, anyio.current_time(), error.retry_after)
@@ -283,11 +283,11 @@ async def _blocks(file: BufferedRandom, step: PutRange, bar: Bar) -> AsyncIterat
         bar.reached(position)
 
 
-def _response(body: bytes) -> Response:
+def _response(body: bytes) -> PodReply:
     try:
-        return msgspec.json.decode(body, type=Response)
+        return msgspec.json.decode(body, type=PodReply)
     except msgspec.DecodeError:
-        return Response(message=describe_body(body))
+        return PodReply(message=describe_body(body))
 
 
 def _accepts_workspace(pod: Pod, sha256: str, token: str) -> bool:
@@ -307,9 +307,9 @@ def _is_ready(pod: Pod) -> bool:
     return any(status.ready for status in pod.status.container_statuses)
 
 
-def _sync_message(pod: Pod) -> SyncMessage:
+def _sync_message(pod: Pod) -> SyncEnd:
     end = end_of(pod, names.SYNC_CONTAINER)
     try:
-        return msgspec.json.decode(end.message if end else "", type=SyncMessage)
+        return msgspec.json.decode(end.message if end else "", type=SyncEnd)
     except msgspec.DecodeError:
-        return SyncMessage()
+        return SyncEnd()

@@ -30,7 +30,7 @@ _CLASSES = {
 _IN_NAME, _DIRECTORIES, _REST = "[^/]*", "(?:.*/)?", ".*"
 
 
-class Rule(NamedTuple):
+class IgnoreRule(NamedTuple):
     """One line of an ignore file. `anchored`: matched with the path, else with the last name."""
 
     regex: re.Pattern[str]
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 class IgnoreFile(NamedTuple):
     """The rules of one file. Paths are relative to its directory."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[IgnoreRule, ...]
 
     def match(self, path: str, *, directory: bool) -> bool | None:
         """True: ignored. False: included again by a `!` line. None: no line matches the path.
@@ -75,7 +75,7 @@ def parse(lines: Iterable[str]) -> IgnoreFile:
     return IgnoreFile(tuple(rule for rule in rules if rule is not None))
 
 
-def _rule(line: str) -> Rule | None:
+def _rule(line: str) -> IgnoreRule | None:
     line = line.removesuffix("\r")
     if line.startswith("#"):
         return None
@@ -91,7 +91,7 @@ def _rule(line: str) -> Rule | None:
     regex = _translate(_as_bytes(pattern), anchored=anchored)
     if regex is None:
         return None
-    return Rule(re.compile(regex, re.DOTALL), anchored, directories_only, ignore)
+    return IgnoreRule(re.compile(regex, re.DOTALL), anchored, directories_only, ignore)
 
 
 def _without_trailing_spaces(line: str) -> str:

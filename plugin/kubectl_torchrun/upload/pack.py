@@ -22,7 +22,7 @@ _BLOCK = 1 << 20
 _SAMPLE = 1 << 16
 
 
-class Limits(NamedTuple):
+class UploadLimits(NamedTuple):
     """The limits of the sync pod, checked here before an upload.
 
     files: including directories; size: bytes of all files; path, name: bytes of a path and of one
@@ -38,7 +38,7 @@ class Limits(NamedTuple):
     ratio_floor: int = 1 << 30
 
 
-LIMITS = Limits()
+LIMITS = UploadLimits()
 
 
 class Archive(NamedTuple):
@@ -51,7 +51,7 @@ class Archive(NamedTuple):
     unpacked: int
 
 
-def check(tree: Tree, limits: Limits = LIMITS) -> None:
+def check(tree: Tree, limits: UploadLimits = LIMITS) -> None:
     """Raises UsageProblem if the workspace is empty, exceeds a limit or has names to rename."""
     if not tree.files:
         raise UsageProblem(
@@ -81,7 +81,7 @@ def write(
     entries: Sequence[int],
     file: BufferedRandom,
     advance: Callable[[int], None] = lambda _: None,
-    limits: Limits = LIMITS,
+    limits: UploadLimits = LIMITS,
 ) -> Archive:
     """Pack files into `file`, an empty binary file. `advance` gets the bytes of each block.
 
@@ -160,7 +160,7 @@ def _info(path: str, mode: int) -> zipfile.ZipInfo:
     return info
 
 
-def _check_path(path: str, limits: Limits) -> None:
+def _check_path(path: str, limits: UploadLimits) -> None:
     name = os.fsencode(path).decode(errors="backslashreplace")
     encoded = os.fsencode(path)
     problem = ""

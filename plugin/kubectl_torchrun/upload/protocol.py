@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from kubectl_torchrun.cluster.backoff import PATIENT, Backoff
+from kubectl_torchrun.cluster.backoff import PATIENT, Retries
 from kubectl_torchrun.upload.tree import MOST_COPIES
 
 CHUNK = 8 << 20
@@ -46,24 +46,24 @@ class Sleep(NamedTuple):
     seconds: float
 
 
-class Done(NamedTuple):
+class Stored(NamedTuple):
     """The pod has the workspace, as this revision."""
 
     revision: int
 
 
-class Refused(NamedTuple):
+class Rejected(NamedTuple):
     """The pod rejected the upload, or there was no progress for too long."""
 
     reason: str
     message: str
 
 
-Step: TypeAlias = GetState | PutManifest | BuildArchive | PutRange | Sleep | Done | Refused
+Step: TypeAlias = GetState | PutManifest | BuildArchive | PutRange | Sleep | Stored | Rejected
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
-class Response(Struct, frozen=True):
+class PodReply(Struct, frozen=True):
     """The body of a response of the pod; missing fields have their defaults.
 
     progress: changes while a pod that compares or extracts works; 0 from older pods.
@@ -89,7 +89,7 @@ class Upload:
     """
 
     def __init__(
-        self, workspace: str, now: float, base: str = "", backoff: Backoff = PATIENT
+        self, workspace: str, now: float, base: str = "", backoff: Retries = PATIENT
     ) -> None:
         self.size = 0
         self.sha256 = ""
@@ -110,11 +110,11 @@ class Upload:
     def next_step(self, now: float) -> Step:
         """The next step. Done and Refused are final."""
         step = self._steps[0]
-        if isinstance(step, Done | Refused):
+        if isinstance(step, Stored | Rejected):
             return step
         if now - self._progress_at > self._backoff.give_up:
             why = self.trouble or "the pod did not finish"
-            self._then(Refused("GaveUp", f"no progress for {self._backoff.give_up:.0f} s: {why}"))
+            self._then(Rejected("GaveUp", f"no progress for {self._backoff.give_up:.0f} s: {why}"))
             return self._steps[0]
         if isinstance(step, Sleep):
             self._steps.pop(0)
@@ -141,7 +141,7 @@ class Upload:
         delay = self._backoff.delay(self._failures)
         self._then(Sleep(max(delay, min(retry_after or 0.0, self._backoff.longest))), GetState())
 
-    def on_response(self, status: int, response: Response, now: float) -> None:
+    def on_response(self, status: int, response: PodReply, now: float) -> None:
         """The pod itself responded to the last GetState, PutManifest or PutRange."""
         if status >= 500 and status != 507:
             self.on_failure(response.message or f"the pod returned HTTP {status}", now)
@@ -160,9 +160,9 @@ class Upload:
                 self._on_digest_mismatch(response, now)
             case _:
                 reason = response.reason or f"HTTP{status}"
-                self._then(Refused(reason, response.message or "no reason given"))
+                self._then(Rejected(reason, response.message or "no reason given"))
 
-    def _on_manifest_response(self, base: str, status: int, response: Response, now: float) -> None:
+    def _on_manifest_response(self, base: str, status: int, response: PodReply, now: float) -> None:
         """202: the pod has the manifest. 409: it does not have the base of the difference."""
         if status == 202:
             self._then(GetState())
@@ -173,7 +173,7 @@ class Upload:
         self._base = ""
         self._then(PutManifest(""))
 
-    def _on_range_response(self, start: int, status: int, response: Response, now: float) -> None:
+    def _on_range_response(self, start: int, status: int, response: PodReply, now: float) -> None:
         """202: the pod has the whole archive. 409: it expects another offset."""
         if status == 202:
             self._is_sent = True
@@ -186,7 +186,7 @@ class Upload:
         else:
             self._advance(response.offset, now)
 
-    def _on_state(self, response: Response, now: float) -> None:
+    def _on_state(self, response: PodReply, now: float) -> None:
         """Handle the state of the pod, for this workspace or another one."""
         match response.state:
             case "waiting" | "receiving" | "failed" | "comparing" | "extracting" | "done":
@@ -198,17 +198,17 @@ class Upload:
                     self.on_failure("the pod is receiving another workspace", now)
             case state:
                 message = f"unknown state {state!r}; plugin and controller versions differ"
-                self._then(Refused("UnknownState", message))
+                self._then(Rejected("UnknownState", message))
 
-    def _on_own_state(self, response: Response, now: float) -> None:
+    def _on_own_state(self, response: PodReply, now: float) -> None:
         match response.state:
             case "failed" if self._is_sent:
-                self._then(Refused(response.reason, response.message))
+                self._then(Rejected(response.reason, response.message))
             case "failed":
                 self._put_manifest(response)
             case "waiting" | "receiving" if not _are_possible(response.missing):
                 message = "the pod requests files that no workspace has"
-                self._then(Refused("InvalidResponse", message))
+                self._then(Rejected("InvalidResponse", message))
             case "waiting" | "receiving" if (
                 response.missing != self._packed_ranges or not self.sha256
             ):
@@ -220,7 +220,7 @@ class Upload:
                 self._advance(offset or 0, now)
             case "done":
                 self._received(now)
-                self._then(Done(response.revision))
+                self._then(Stored(response.revision))
             case _:  # comparing or extracting
                 if response.state == "extracting":
                     self._received(now)
@@ -229,7 +229,7 @@ class Upload:
                     self._progressed(now)
                 self._then(Sleep(_POLL), GetState())
 
-    def _put_manifest(self, response: Response) -> None:
+    def _put_manifest(self, response: PodReply) -> None:
         """Send the manifest, as a difference if the pod has the base."""
         self._is_sent = True
         self._then(PutManifest(self._base if self._base == response.base else ""))
@@ -244,11 +244,11 @@ class Upload:
         else:
             self._then(PutRange(offset, min(offset + CHUNK, self.size)))
 
-    def _on_digest_mismatch(self, response: Response, now: float) -> None:
+    def _on_digest_mismatch(self, response: PodReply, now: float) -> None:
         self._bad_digests += 1
         if self._bad_digests >= _DIGEST_TRIES:
             message = f"{response.message} ({_DIGEST_TRIES} times in a row)"
-            self._then(Refused(response.reason, message))
+            self._then(Rejected(response.reason, message))
         else:
             self.offset = 0
             self.on_failure(response.message, now)

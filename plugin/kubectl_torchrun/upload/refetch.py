@@ -7,7 +7,7 @@ import anyio
 
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.job_watch import JobWatch
-from kubectl_torchrun.cluster.slices import JOBS, Job
+from kubectl_torchrun.cluster.slices import JOBS, JobSlice
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.terminal import Terminal
 from torchrun_api import names
@@ -19,7 +19,7 @@ async def request(api: Api, name: str) -> None:
     await api.annotate(JOBS, name, {names.SYNC_REQUESTED: now})
 
 
-async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float, why: str) -> int:
+async def refetch(api: Api, job: JobSlice, terminal: Terminal, seconds: float, why: str) -> int:
     """Request a fetch and wait for its result; the exit code. why: a command for the user.
 
     Raises UploadProblem: the fetch failed, or had no result within `seconds`. RunProblem: the job
@@ -49,7 +49,7 @@ async def refetch(api: Api, job: Job, terminal: Terminal, seconds: float, why: s
     return 0
 
 
-async def _wait_for_result(job_watch: JobWatch, before: int) -> Job:
+async def _wait_for_result(job_watch: JobWatch, before: int) -> JobSlice:
     """The job after its pods have the new revision, or after a fetch without changes."""
     # The condition is Unknown while the controller acts on this request.
     is_acknowledged = False

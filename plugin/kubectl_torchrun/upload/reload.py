@@ -10,10 +10,10 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.session import Cluster
-from kubectl_torchrun.cluster.slices import JOBS, Job
+from kubectl_torchrun.cluster.slices import JOBS, JobSlice
 from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.text import files_of, human
@@ -33,7 +33,7 @@ class _PodsBehind(UploadProblem):
     """The workspace has the upload, but not all pods do."""
 
 
-class Reload:
+class DirectoryReload:
     """One job and one directory.
 
     pod_wait: seconds to wait for the pod that receives the upload. token: the upload token.
@@ -130,8 +130,8 @@ class Reload:
                 if job_watch.job is None or not job_watch.job.has_ended:
                     raise
                 note = str(problem)
-            except (Unreachable, ApiError) as error:  # the watch of the job limits the time
-                if isinstance(error, ApiError) and not error.retriable:
+            except (Unreachable, RequestError) as error:  # the watch of the job limits the time
+                if isinstance(error, RequestError) and not error.retriable:
                     raise
                 failures += 1
                 note, delay = f"{error}. The upload is repeated.", api.backoff.delay(failures)
@@ -200,14 +200,14 @@ class Reload:
         )
 
 
-def _last_job(job_watch: JobWatch) -> Job | None:
+def _last_job(job_watch: JobWatch) -> JobSlice | None:
     """The last state of the job; None before it is read. Raises RunProblem if it was deleted."""
     if job_watch.has_read and job_watch.job is None:
         raise RunProblem(f"Job {job_watch.name} was deleted.")
     return job_watch.job
 
 
-def _has_workspace(job: Job) -> bool:
+def _has_workspace(job: JobSlice) -> bool:
     """Whether the job has its workspace, and the status does not request another upload."""
     failed = job.up_to_date is not None and job.up_to_date.status == "False"
     return job.workspace_ready and not failed

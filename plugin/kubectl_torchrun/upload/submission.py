@@ -8,7 +8,7 @@ import anyio
 
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster import wait
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace, Target, resolve
 from kubectl_torchrun.cluster.narrator import Narrator
@@ -138,7 +138,7 @@ async def _select_queue(api: Api, flag: str) -> str:
     """The queue of the flag, else the only queue. Raises UsageProblem."""
     try:
         queues = sorted(queue.metadata.name for queue in (await api.list(QUEUES)).items)
-    except ApiError as error:
+    except RequestError as error:
         if error.status == 403 and flag:  # permission to create jobs does not include queues
             return flag
         raise
@@ -174,8 +174,8 @@ async def _create(api: Api, body: JsonObject) -> None:
     while True:
         try:
             await api.create(JOBS, body)
-        except (Unreachable, ApiError) as error:
-            if may_exist and isinstance(error, ApiError) and error.status == 409:
+        except (Unreachable, RequestError) as error:
+            if may_exist and isinstance(error, RequestError) and error.status == 409:
                 existing = (await api.get(JOBS, name)).metadata.annotations
                 if {key: existing.get(key) for key in _OWN_ANNOTATIONS} == ours:
                     return

@@ -3,12 +3,12 @@
 from kubectl_torchrun.cluster import wait
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.session import Cluster, session
-from kubectl_torchrun.cluster.slices import JOBS, Job
+from kubectl_torchrun.cluster.slices import JOBS, JobSlice
 from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.upload import consent, pack, refetch, tree, upload_token
 from kubectl_torchrun.upload.cache import UploadCache
-from kubectl_torchrun.upload.reload import Reload
+from kubectl_torchrun.upload.reload import DirectoryReload
 from kubectl_torchrun.upload.submission import (
     Submission,
     SubmitOptions,
@@ -35,7 +35,7 @@ def sync(
         cache = UploadCache(cluster.where, options.directory)
         token = upload_token.upload_token(cluster.where, name)
         if job.workspace_ready or watch:
-            reload = Reload(
+            reload = DirectoryReload(
                 cluster,
                 name,
                 options.directory,
@@ -69,7 +69,7 @@ def sync(
         return submission.run()
 
 
-def _fetch_again(cluster: Cluster, job: Job, terminal: Terminal) -> int:
+def _fetch_again(cluster: Cluster, job: JobSlice, terminal: Terminal) -> int:
     """Request a new fetch of the workspace from git or s3; the exit code."""
     name = job.metadata.name
     if job.status.phase == "Running":
@@ -95,13 +95,13 @@ def _wait(cluster: Cluster, name: str, options: SubmitOptions, terminal: Termina
         return DETACHED
 
 
-def _source(job: Job) -> str:
+def _source(job: JobSlice) -> str:
     """The source of the job's workspace; `none` without a workspace."""
     workspace = job.spec.volumes.workspace
     return workspace.source if workspace and workspace.enabled else "none"
 
 
-def _check_source(job: Job, cluster: Cluster) -> None:
+def _check_source(job: JobSlice, cluster: Cluster) -> None:
     """Raises UsageProblem for a job that has ended, or whose source allows no upload or fetch."""
     name, source = job.metadata.name, _source(job)
     claim = job.spec.volumes.workspace.claim_name if job.spec.volumes.workspace else ""

@@ -69,14 +69,14 @@ class GangId(NamedTuple):
     attempt: int
 
 
-class Worker(NamedTuple):
+class OlderWorker(NamedTuple):
     """One worker of an older gang of the same job."""
 
     attempt: int
     completion_index: int
 
 
-class SupersededError(Exception):
+class TakenOverError(Exception):
     """Another gang has taken over. The message names it."""
 
 
@@ -102,7 +102,7 @@ def take_over(
     state: str,
     gang: GangId,
     index: str,
-    unfenced: list[Worker],
+    unfenced: list[OlderWorker],
     end: Callable[[StopRequest], None],
     wait: float = WAIT_SECONDS,
     *,
@@ -125,7 +125,7 @@ def take_over(
         return None
     try:
         unfenced_left = within(_ANSWER_SECONDS, lambda: _claim_epoch(state, gang, unfenced))
-    except SupersededError as error:
+    except TakenOverError as error:
         raise LaunchError("Fenced", f"{error} This attempt does not start.") from error
     except OSError as error:
         _check_needs_no_fence(state, gang, index, unfenced, f": {error}")
@@ -193,7 +193,7 @@ class FencingWatchdog:
                     if latest != self._gang:
                         _write(self._state, "epoch", self._gang)
                     self._last_read, self._error = start, _SILENT
-            except SupersededError as error:
+            except TakenOverError as error:
                 self._superseded = str(error)
             except OSError as error:
                 self._error = _describe(error)
@@ -248,7 +248,7 @@ def read(state: str, name: str) -> GangId | None:
         return None
 
 
-def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worker]:
+def _claim_epoch(state: str, gang: GangId, unfenced: list[OlderWorker]) -> list[OlderWorker]:
     """Write the epoch; returns those of `unfenced` whose ranks may still run."""
     with suppress(FileNotFoundError):
         latest = read(state, "epoch")
@@ -274,9 +274,9 @@ def _claim_epoch(state: str, gang: GangId, unfenced: list[Worker]) -> list[Worke
 def _check_not_superseded(latest: GangId, gang: GangId) -> None:
     """Raises SupersededError if `latest` is newer than `gang`, or of another job."""
     if latest.job != gang.job:
-        raise SupersededError(f"Another job (UID {latest.job}) has taken over the workspace PVC.")
+        raise TakenOverError(f"Another job (UID {latest.job}) has taken over the workspace PVC.")
     if latest.attempt > gang.attempt:
-        raise SupersededError(f"Attempt {latest.attempt} of this job has taken over.")
+        raise TakenOverError(f"Attempt {latest.attempt} of this job has taken over.")
 
 
 def _register_watcher(state: str, gang: GangId, index: str) -> None:
@@ -295,7 +295,7 @@ def _check_needs_no_fence(
     state: str,
     gang: GangId,
     index: str,
-    unfenced: list[Worker],
+    unfenced: list[OlderWorker],
     why: str = "",
 ) -> None:
     """Raise LaunchError if this pod must not start without the state directory, which failed.
@@ -327,10 +327,10 @@ def _is_registered(state: str, gang: GangId, index: str) -> bool:
 
 
 def _own_watcher_file(state: str, gang: GangId, index: str) -> str:
-    return _watcher_file(state, gang.job, Worker(gang.attempt, int(index or 0)))
+    return _watcher_file(state, gang.job, OlderWorker(gang.attempt, int(index or 0)))
 
 
-def _watcher_file(state: str, job: str, worker: Worker) -> str:
+def _watcher_file(state: str, job: str, worker: OlderWorker) -> str:
     return os.path.join(state, "watchers", f"{job}.{worker.attempt}.{worker.completion_index}")
 
 
@@ -375,7 +375,7 @@ def _fill(descriptor: int, content: bytes) -> None:
         os.close(descriptor)
 
 
-def _fence_unproven(workers: list[Worker]) -> LaunchError:
+def _fence_unproven(workers: list[OlderWorker]) -> LaunchError:
     first = ", ".join(f"Worker {w.completion_index} of attempt {w.attempt}" for w in workers[:4])
     return LaunchError(
         "FenceUnproven",

@@ -21,7 +21,7 @@ from .command_end import (
     describe_stop,
 )
 from .contract import LAUNCH_FAILED, STOPPED
-from .fencing import FencingWatchdog, GangId, Worker, take_over, usable
+from .fencing import FencingWatchdog, GangId, OlderWorker, take_over, usable
 from .gang.leader import Predecessor
 from .gang.messages import StartRound
 from .gang.rounds import Rounds, follow, lead
@@ -34,7 +34,7 @@ from .rendezvous import RoundStore, of_round
 from .reporting import Reporter, describe_restarts
 from .round import Program, Round, RoundEnd
 from .served import ServedWorkspace
-from .settings import Settings, beside_head, from_environment, read
+from .settings import LaunchSettings, beside_head, from_environment, read
 from .streams import Copy
 from .supervise import STOPPING, StopRequest
 from .venv import make, use
@@ -89,7 +89,7 @@ class Launcher:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LaunchSettings,
         environment: MutableMapping[str, str],
         termination_log: TerminationLog,
     ) -> None:
@@ -215,7 +215,7 @@ class Launcher:
         self._take_over(pass_gate(settings.start_file, settings.attempt))
         return read_predecessor(settings.start_file)
 
-    def _take_over(self, unfenced: Sequence[Worker] = ()) -> None:
+    def _take_over(self, unfenced: Sequence[OlderWorker] = ()) -> None:
         """Fence older gangs, and watch for newer ones if there is a state directory."""
         settings = self._settings
         if not (settings.job_uid and settings.attempt):
@@ -318,7 +318,7 @@ class Launcher:
         return cause
 
 
-def _open_workspace(settings: Settings) -> WorkspaceCopy | None:
+def _open_workspace(settings: LaunchSettings) -> WorkspaceCopy | None:
     target = settings.workspace_target
     if settings.server:
         return ServedWorkspace(settings.server, settings.start_file, target, settings.sync_wait)

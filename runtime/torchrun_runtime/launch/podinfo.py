@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .cause import LaunchError
 from .contract import FENCE_ANNOTATION, IN_PLACE_ANNOTATION, START_ANNOTATION
-from .fencing import Worker
+from .fencing import OlderWorker
 from .gang.leader import Predecessor
 from .output import say, wait_until
 
@@ -51,7 +51,7 @@ def to_number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def pass_gate(start_file: str, attempt: str) -> list[Worker]:
+def pass_gate(start_file: str, attempt: str) -> list[OlderWorker]:
     """Wait until the pod's annotations, a downward-API file, permit this attempt to start ranks.
 
     Returns the workers of older gangs to fence before ranks start.
@@ -92,7 +92,7 @@ def _may_start(start_file: str, attempt: str) -> bool:
     return bool(attempt) and annotation(start_file, START_ANNOTATION) == attempt
 
 
-def workers_in(order: str) -> list[Worker]:
+def workers_in(order: str) -> list[OlderWorker]:
     """Parse an order to fence: a time, then attempts with indexes, as in 0:1 1:0-3,7.
 
     Raises LaunchError if it cannot be parsed, as the workers to wait for are unknown then.
@@ -104,7 +104,7 @@ def workers_in(order: str) -> list[Worker]:
             for each in ranges.split(","):
                 first, _, last = each.partition("-")
                 indexes = range(int(first), int(last or first) + 1)
-                workers += [Worker(int(attempt), index) for index in indexes]
+                workers += [OlderWorker(int(attempt), index) for index in indexes]
         except ValueError as error:
             raise LaunchError(
                 "Fenced", f"The annotation of workers to fence is invalid: {word[:80]!r}."

@@ -25,7 +25,7 @@ from .contract import NOT_FOUND
 from .gang.messages import StartRound, StopRound
 from .output import wait_until
 from .reload import Reload
-from .settings import Settings
+from .settings import LaunchSettings
 from .threads import begin
 
 _POLL = 0.05
@@ -36,7 +36,7 @@ _FOLDERS = ("VIRTUAL_ENV", "PATH", "CONDA_PREFIX", "PYTHONPATH")
 class RoundPreparation:
     """Prepares the rounds of this node, one after the other."""
 
-    def __init__(self, settings: Settings, script: str, reload: Reload) -> None:
+    def __init__(self, settings: LaunchSettings, script: str, reload: Reload) -> None:
         """script: of the command, from the working directory; "" if it is not known."""
         self._settings = settings
         self._script = script
@@ -99,7 +99,7 @@ def _missing(script: str, hint: str) -> LaunchError:
     return LaunchError("CommandNotFound", message, exit_code=NOT_FOUND)
 
 
-def describe_hidden(settings: Settings, environment: Mapping[str, str]) -> str:
+def describe_hidden(settings: LaunchSettings, environment: Mapping[str, str]) -> str:
     """What the workspace hides of the image, for the log; "" for nothing.
 
     An image may have its environment in the folder where the workspace is mounted.
@@ -119,7 +119,7 @@ def describe_hidden(settings: Settings, environment: Mapping[str, str]) -> str:
     return ""
 
 
-def enter_directory(settings: Settings) -> None:
+def enter_directory(settings: LaunchSettings) -> None:
     """Change to the command's directory: workingDir, else the workspace, if there is one.
 
     Raises LaunchError (WorkingDirMissing).

@@ -28,7 +28,7 @@ from .podinfo import has_fence_order
 from .processes import Process, Running, running
 from .rendezvous import RoundStore
 from .reporting import Reporter, describe_restarts, newest_step
-from .settings import Settings
+from .settings import LaunchSettings
 from .stacks import STACK_SIGNAL
 from .streams import Copy, Streams
 from .supervise import CommandExit, StopRequest, Watchdog, supervise
@@ -85,7 +85,7 @@ class Round:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LaunchSettings,
         program: Program,
         rounds: Rounds,
         copy: Copy | None,

@@ -28,7 +28,7 @@ from . import podinfo
 from .cause import LaunchError
 from .contract import LARGEST_MANIFEST, REVISION_ANNOTATION, SERVED_ANNOTATION
 from .output import counted, say, wait_until
-from .workspace import Entry, modified, outdated, parse, remove, show_as_newer
+from .workspace import ManifestEntry, modified, outdated, parse, remove, show_as_newer
 
 # Wait for the annotation with another server, after the current one has failed.
 _ANNOTATION_SECONDS = 10.0
@@ -52,7 +52,7 @@ class ServedWorkspace:
         self._podinfo = podinfo
         self._target = target
         self._seconds = seconds
-        self._copied: dict[str, Entry] = {}
+        self._copied: dict[str, ManifestEntry] = {}
         self._manifest = ""
         self._ordered = (0, "")  # revision and address in the order of the leader
 
@@ -137,7 +137,7 @@ def fetch(
     server: Server,
     target: str,
     seconds: float,
-    copied: dict[str, Entry] | None = None,
+    copied: dict[str, ManifestEntry] | None = None,
     replaced: Callable[[], bool] = lambda: False,
 ) -> None:
     """Fetch the workspace into `target`; gives up after `seconds` without progress.
@@ -185,7 +185,7 @@ def _retry(step: Callable[[], T], seconds: float, replaced: Callable[[], bool]) 
         pause = min(pause * 2, _LONGEST_PAUSE)
 
 
-def _manifest(server: Server) -> list[Entry]:
+def _manifest(server: Server) -> list[ManifestEntry]:
     """The entries of the server's manifest, with directories."""
     with _request(server, "/v1/manifest") as answer:
         unpack = zlib.decompressobj()
@@ -205,7 +205,7 @@ def _manifest(server: Server) -> list[Entry]:
     return parse(text.decode())
 
 
-def _make_directories(target: str, entries: list[Entry]) -> None:
+def _make_directories(target: str, entries: list[ManifestEntry]) -> None:
     for entry in entries:
         if entry.path.startswith("/") or ".." in entry.path.split("/"):
             raise LaunchError(
@@ -215,7 +215,7 @@ def _make_directories(target: str, entries: list[Entry]) -> None:
         os.makedirs(os.path.join(target, directory), exist_ok=True)
 
 
-def _missing(target: str, entries: list[Entry]) -> list[int]:
+def _missing(target: str, entries: list[ManifestEntry]) -> list[int]:
     """Numbers of the files that no earlier attempt or start of this container has fetched."""
     return [
         number
@@ -224,7 +224,7 @@ def _missing(target: str, entries: list[Entry]) -> list[int]:
     ]
 
 
-def _is_here(target: str, file: Entry) -> bool:
+def _is_here(target: str, file: ManifestEntry) -> bool:
     """Whether the file has this content. It then gets this mode, too."""
     path = os.path.join(target, file.path)
     try:
@@ -243,13 +243,13 @@ def _is_here(target: str, file: Entry) -> bool:
     return True
 
 
-def _mode(file: Entry) -> int:
+def _mode(file: ManifestEntry) -> int:
     """The permission bits of its copy, which a later fetch replaces."""
     return file.mode | stat.S_IWUSR
 
 
 def _fetch_files(
-    server: Server, target: str, entries: list[Entry], numbers: list[int]
+    server: Server, target: str, entries: list[ManifestEntry], numbers: list[int]
 ) -> list[int]:
     """Fetch these entries in this order; returns those that did not arrive.
 
@@ -270,7 +270,7 @@ def _fetch_files(
     return numbers[fetched:]
 
 
-def _write_file(answer: http.client.HTTPResponse, path: str, file: Entry) -> None:
+def _write_file(answer: http.client.HTTPResponse, path: str, file: ManifestEntry) -> None:
     """Write one file atomically. Any name of a file may be one of the workspace."""
     descriptor, temporary = tempfile.mkstemp(prefix=".torchrun-", dir=os.path.dirname(path))
     digest = hashlib.sha256()

@@ -12,10 +12,10 @@ from .gang.policy import RestartLimits, read_limits
 from .gang.rounds import GangNode
 from .reporting import ReportPort
 from .served import Server
-from .venv import Place, Recipe
+from .venv import EnvironmentPaths, Recipe
 
 
-class Settings(NamedTuple):
+class LaunchSettings(NamedTuple):
     """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's.
 
     place: of the job's Python environment, if it has one; recipe: set if this pod creates it.
@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     attempt: str
     state_dir: str
     job_uid: str
-    place: Place | None
+    place: EnvironmentPaths | None
     recipe: Recipe | None
     server: Server | None
     node: str
@@ -49,13 +49,13 @@ class Settings(NamedTuple):
     limits: RestartLimits
 
 
-def from_environment(environment: Mapping[str, str]) -> Settings:
+def from_environment(environment: Mapping[str, str]) -> LaunchSettings:
     """Raises LaunchError (InvalidSetting) with the variable, its value and the accepted values."""
     launcher = read(environment, contract.LAUNCHER_MODE)
     if launcher not in ("auto", "torchrun", "none"):
         raise _invalid(contract.LAUNCHER_MODE, launcher, "auto, torchrun or none")
     grace = read(environment, contract.GRACE_SECONDS)
-    return Settings(
+    return LaunchSettings(
         command=_command(read(environment, contract.COMMAND)),
         launcher=launcher,
         working_dir=read(environment, contract.WORKING_DIR),
@@ -138,11 +138,11 @@ def _command(text: str) -> str | list[str]:
     raise _invalid(contract.COMMAND, text, accepted)
 
 
-def _place(environment: Mapping[str, str]) -> Place | None:
+def _place(environment: Mapping[str, str]) -> EnvironmentPaths | None:
     folder = read(environment, contract.ENV_STORE)
     key = read(environment, contract.ENV_KEY)
     link = read(environment, contract.ENV_DIR)
-    return Place(folder, key, link) if folder and key and link else None
+    return EnvironmentPaths(folder, key, link) if folder and key and link else None
 
 
 def _report_port(environment: Mapping[str, str]) -> ReportPort | None:

@@ -84,7 +84,7 @@ def _write(stream: int, data: bytes) -> None:
             view = view[os.write(stream, view) :]
 
 
-class Lines(NamedTuple):
+class StreamLines(NamedTuple):
     """Complete lines of a stream (1 or 2). time: of their arrival, in nanoseconds since 1970."""
 
     time: int
@@ -110,7 +110,7 @@ class Copy:
         self._file_bytes = file_bytes
         self._path = os.path.join(self._logs, attempt, f"node-{index}.log")
         self._partial: dict[int, bytes] = {}  # by stream: the incomplete last line
-        self._waiting: deque[Lines] = deque()
+        self._waiting: deque[StreamLines] = deque()
         self._size = 0  # bytes that wait or are being written, without times and streams
         self._left_out = 0  # bytes
         self._loss_reported = False
@@ -146,12 +146,12 @@ class Copy:
                 self._left_out += len(lines)
             else:
                 self._queue_loss_note()
-                self._queue(Lines(time.time_ns(), stream, lines))
+                self._queue(StreamLines(time.time_ns(), stream, lines))
                 self._change.notify()
         if first_loss:
             _say_uncopied(f"{self._path} is too slow: the copy omits parts of this log")
 
-    def _queue(self, entry: Lines) -> None:
+    def _queue(self, entry: StreamLines) -> None:
         self._waiting.append(entry)
         self._size += len(entry.lines)
 
@@ -159,7 +159,7 @@ class Copy:
         if self._left_out:
             note = f"torchrun-launch: {self._left_out} bytes are missing here\n"
             self._left_out = 0
-            self._queue(Lines(time.time_ns(), STDERR, note.encode()))
+            self._queue(StreamLines(time.time_ns(), STDERR, note.encode()))
 
     def _run(self) -> None:
         descriptor, last_error = -1, ""

@@ -63,7 +63,7 @@ _PIP_DEFAULTS = {
 _REDIRECTING = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PYTHONHOME")
 
 
-class Place(NamedTuple):
+class EnvironmentPaths(NamedTuple):
     """Paths of an environment. folder: of all; key: its name there; link: the path for its use."""
 
     folder: str
@@ -80,7 +80,7 @@ class Place(NamedTuple):
         return _complete(self.directory)
 
 
-def make(place: Place, recipe: Recipe) -> None:
+def make(place: EnvironmentPaths, recipe: Recipe) -> None:
     """Create the environment if it is missing; its commands run in the current directory.
 
     Raises LaunchError: SetupFailed with the exit code and last lines of the failed command,
@@ -103,7 +103,7 @@ def make(place: Place, recipe: Recipe) -> None:
     say(f"setup: created environment {place.key} ({time.monotonic() - start:.1f} s)")
 
 
-def use(place: Place, environment: Mapping[str, str], seconds: float) -> dict[str, str]:
+def use(place: EnvironmentPaths, environment: Mapping[str, str], seconds: float) -> dict[str, str]:
     """Wait up to `seconds` for the environment; returns the variables for commands in it.
 
     Raises LaunchError (EnvironmentNotReady).
@@ -142,7 +142,7 @@ def link(path: str, target: str) -> None:
     os.replace(fresh, path)
 
 
-def _begin(place: Place) -> str:
+def _begin(place: EnvironmentPaths) -> str:
     os.makedirs(place.folder, exist_ok=True)
     _discard(
         os.path.join(place.folder, name) for name in _names(place) if name.startswith(_UNFINISHED)
@@ -154,7 +154,7 @@ def _begin(place: Place) -> str:
     return unfinished
 
 
-def _finish(place: Place, unfinished: str) -> None:
+def _finish(place: EnvironmentPaths, unfinished: str) -> None:
     unfinished_marker = os.path.join(unfinished, UNFINISHED_MARKER)
     with open(unfinished_marker, "r+") as marker:
         json.dump({"key": place.key, "time": timestamp()}, marker)
@@ -173,7 +173,7 @@ def _finish(place: Place, unfinished: str) -> None:
     _discard(idle[_MAX_ENVIRONMENTS - 1 :])
 
 
-def _names(place: Place) -> list[str]:
+def _names(place: EnvironmentPaths) -> list[str]:
     return sorted(os.listdir(place.folder))
 
 
@@ -205,7 +205,7 @@ def _flush(directory: str) -> None:
         os.close(descriptor)
 
 
-def _unwritable(place: Place, error: OSError) -> LaunchError:
+def _unwritable(place: EnvironmentPaths, error: OSError) -> LaunchError:
     message = f"Cannot write the environment at {place.folder}: {error}."
     return LaunchError("EnvironmentNotReady", message)
 

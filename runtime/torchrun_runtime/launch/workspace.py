@@ -27,7 +27,7 @@ _UNSURE = -1  # size of an entry that an incomplete copy may have, or may have r
 _BATCH = 16  # files of one task; 200,000 tasks would need much memory
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """A file, or an empty directory (no sha256, mode 0). size in bytes."""
 
     path: str
@@ -41,16 +41,16 @@ class Entry(NamedTuple):
         return self.mode != 0
 
 
-def parse(text: str) -> list[Entry]:
+def parse(text: str) -> list[ManifestEntry]:
     """The entries in the order of the lines. Raises ValueError at an invalid line."""
     return [_entry(line) for line in text.split("\n") if line]
 
 
-def _entry(line: str) -> Entry:
+def _entry(line: str) -> ManifestEntry:
     sha256, size, mode, path = line.split(" ", 3)
     if mode == "dir":
-        return Entry(path, "", 0, 0)
-    return Entry(path, sha256, int(size), int(mode, 8))
+        return ManifestEntry(path, "", 0, 0)
+    return ManifestEntry(path, sha256, int(size), int(mode, 8))
 
 
 class WorkspaceCopy(Protocol):
@@ -109,7 +109,7 @@ class SharedWorkspace:
         self.revision = 0
         self._source = source
         self._target = target
-        self._copied: dict[str, Entry] = {}  # by path
+        self._copied: dict[str, ManifestEntry] = {}  # by path
 
     def wait(self, seconds: float) -> None:
         """Wait for the first revision. Raises LaunchError (WorkspaceNotReady)."""
@@ -195,7 +195,7 @@ class SharedWorkspace:
         self._copied = manifest
         return copied
 
-    def _manifest(self, revision: int) -> dict[str, Entry]:
+    def _manifest(self, revision: int) -> dict[str, ManifestEntry]:
         """Entries of the revision's manifest by path. Raises OSError: it may have been removed."""
         with open(os.path.join(self._revision(revision), "manifest"), encoding="utf-8") as file:
             return {entry.path: entry for entry in parse(file.read())}
@@ -204,7 +204,9 @@ class SharedWorkspace:
         return os.path.join(self._source, "revisions", str(number))
 
 
-def outdated(copied: Mapping[str, Entry], manifest: Mapping[str, Entry]) -> list[str]:
+def outdated(
+    copied: Mapping[str, ManifestEntry], manifest: Mapping[str, ManifestEntry]
+) -> list[str]:
     """The copied paths that the manifest does not have, or has as an entry of another kind.
 
     They have to be removed first: a file cannot replace a directory, nor a directory a file.
@@ -226,7 +228,7 @@ def remove(target: str, paths: Iterable[str]) -> None:
                 os.rmdir(os.path.join(target, path))
 
 
-def _total(entries: Iterable[Entry]) -> CopyStats:
+def _total(entries: Iterable[ManifestEntry]) -> CopyStats:
     sizes = [entry.size for entry in entries if entry.is_file]
     return CopyStats(len(sizes), sum(sizes))
 

@@ -10,9 +10,9 @@ from torchrun_api.contract_reference import usage
 from torchrun_api.exit_codes import SERVE_FAILED
 from torchrun_api.variable import SERVE
 from torchrun_runtime.serve.app import serving
-from torchrun_runtime.serve.settings import Settings, from_environment
+from torchrun_runtime.serve.settings import ServeSettings, from_environment
 from torchrun_runtime.serve.tokens import ApiServer, Keys, Verifier
-from torchrun_runtime.serve.tree import Tree
+from torchrun_runtime.serve.tree import ServedTree
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.report import log
 
@@ -41,14 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with ApiServer(settings.api_server, settings.api_dir) as api:
         verifier = Verifier(settings.namespace, settings.job, Keys(api.signing_keys))
-        tree = Tree(settings.directory)
+        tree = ServedTree(settings.directory)
         async with serving(tree, verifier, settings.host or None, settings.port) as port:
             log("listening", port=port, job=f"{settings.namespace}/{settings.job}")
             await stop.wait()

@@ -25,7 +25,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from torchrun_runtime.launch.connections import Port, listen, most_connections
 from torchrun_runtime.serve.tokens import DeniedError, KeysUnavailableError, Verifier
-from torchrun_runtime.serve.tree import NotThereError, Tree
+from torchrun_runtime.serve.tree import NotThereError, ServedTree
 from torchrun_runtime.sync.report import RareLog, log
 
 STREAMS = 8
@@ -62,7 +62,7 @@ class EntryRanges(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def serving(
-    tree: Tree, verifier: Verifier, host: str | None, port: int
+    tree: ServedTree, verifier: Verifier, host: str | None, port: int
 ) -> AsyncIterator[int]:
     """Serve on this address; yields the port in use. host: None for all addresses."""
     most = most_connections(_UNAUTHENTICATED, _AUTHENTICATED)
@@ -87,7 +87,7 @@ async def serving(
         await runner.cleanup()
 
 
-def _application(tree: Tree, verifier: Verifier, port: Port) -> web.Application:
+def _application(tree: ServedTree, verifier: Verifier, port: Port) -> web.Application:
     """The HTTP application. `tree` is read in separate threads."""
     handlers = _Handlers(tree, verifier, port)
     app = web.Application(client_max_size=_LARGEST_REQUEST)
@@ -103,7 +103,7 @@ def _application(tree: Tree, verifier: Verifier, port: Port) -> web.Application:
 
 
 class _Handlers:
-    def __init__(self, tree: Tree, verifier: Verifier, port: Port) -> None:
+    def __init__(self, tree: ServedTree, verifier: Verifier, port: Port) -> None:
         self._tree = tree
         self._verifier = verifier
         self._port = port

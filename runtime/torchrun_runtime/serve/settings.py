@@ -10,7 +10,7 @@ from torchrun_runtime.sync.errors import SyncError
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServeSettings:
     """namespace, job: of the workers. api_server: URL; api_dir: directory of token and ca.crt."""
 
     namespace: str
@@ -22,7 +22,7 @@ class Settings:
     api_dir: Path = Path(workspace_contract.SERVE_API_DIR.default)
 
 
-def from_environment(environment: Mapping[str, str]) -> Settings:
+def from_environment(environment: Mapping[str, str]) -> ServeSettings:
     """Raises SyncError (InvalidSetting) with the variable and the accepted values."""
     port = workspace_contract.SERVE_PORT.read(environment)
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
@@ -32,7 +32,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         raise _invalid("KUBERNETES_SERVICE_HOST", host, "the address of the API server")
     address = f"[{host}]" if ":" in host else host
     api_port = environment.get("KUBERNETES_SERVICE_PORT", "443")
-    return Settings(
+    return ServeSettings(
         namespace=_required(environment, workspace_contract.SERVE_NAMESPACE, "a namespace"),
         job=_required(environment, workspace_contract.SERVE_JOB, "the name of a job"),
         api_server=f"https://{address}:{api_port}",

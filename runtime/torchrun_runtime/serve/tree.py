@@ -26,7 +26,7 @@ class Revision(NamedTuple):
     packed: bytes
 
 
-class Tree:
+class ServedTree:
     """The workspace of a directory that torchrun-sync writes.
 
     Its methods block, and may be called from any thread.

@@ -15,7 +15,7 @@ from torchrun_api.variable import SYNC
 from torchrun_runtime.sync.claim import Claim, Marker, unavailable
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.report import log, terminate_with
-from torchrun_runtime.sync.settings import Settings, from_environment, termination_log
+from torchrun_runtime.sync.settings import SyncSettings, from_environment, termination_log
 
 if TYPE_CHECKING:
     from torchrun_api.json import JsonObject
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_USAGE, end="")
         return 0
     os.umask(0o022)
-    settings = Settings(termination_log=termination_log(os.environ))
+    settings = SyncSettings(termination_log=termination_log(os.environ))
     try:
         settings = from_environment(os.environ)
         _end_at_signal(settings)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make_workspace(settings: Settings) -> Marker:
+def _make_workspace(settings: SyncSettings) -> Marker:
     """Receive or fetch the workspace. Each source imports only the libraries that it needs."""
     if settings.source == "zip":
         from torchrun_runtime.sync.receive import receive
@@ -84,14 +84,14 @@ def _make_workspace(settings: Settings) -> Marker:
     return fetch(settings)
 
 
-def _failed(settings: Settings, reason: str, message: str, permanent: bool) -> int:
+def _failed(settings: SyncSettings, reason: str, message: str, permanent: bool) -> int:
     body: JsonObject = {"reason": reason, "message": message, "permanent": permanent}
     log("failed", "error", **body)
     terminate_with(settings.termination_log, body)
     return SYNC_FAILED
 
 
-def _end_at_signal(settings: Settings) -> None:
+def _end_at_signal(settings: SyncSettings) -> None:
     """Exit at once on SIGTERM, even if other threads run: the PVC is always consistent."""
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

@@ -12,7 +12,7 @@ from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import FULL, ArchiveError, workspace_full
 from torchrun_runtime.sync.paths import display_name
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 from torchrun_runtime.sync.tree import give, make_directories
 
 # A base is often on a network file system, where reads wait for round trips.
@@ -33,7 +33,7 @@ class Assembly:
         self,
         claim: Claim,
         manifest: Manifest,
-        limits: Limits,
+        limits: ArchiveLimits,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self.manifest = manifest

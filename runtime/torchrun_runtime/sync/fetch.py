@@ -32,7 +32,7 @@ from torchrun_runtime.sync.s3.source import (
     read_prefix,
 )
 from torchrun_runtime.sync.secret import Secret
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.settings import SyncSettings
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FetchResult:
     manifest: Manifest
 
 
-def fetch(settings: Settings) -> Marker:
+def fetch(settings: SyncSettings) -> Marker:
     """Fetch the source and publish it, unless this job has already published it.
 
     A new request for the source is not bound to the commit of the previous one. Unchanged content
@@ -76,7 +76,7 @@ def fetch(settings: Settings) -> Marker:
         claim.finish()
 
 
-def check_sub_path(settings: Settings) -> None:
+def check_sub_path(settings: SyncSettings) -> None:
     """Raises SyncError (InvalidSource), permanent, unless it is a path inside the source."""
     if not settings.sub_path:
         return
@@ -87,7 +87,7 @@ def check_sub_path(settings: Settings) -> None:
         raise SyncError("InvalidSource", message, permanent=True) from error
 
 
-def _from_s3(settings: Settings, work: Path, tree: Path) -> FetchResult:
+def _from_s3(settings: SyncSettings, work: Path, tree: Path) -> FetchResult:
     secret = Secret(settings.secret, settings.secret_directory)
     deadline = time.monotonic() + settings.fetch_timeout
     bucket, key = open_bucket(settings.url, secret, deadline)
@@ -96,7 +96,7 @@ def _from_s3(settings: Settings, work: Path, tree: Path) -> FetchResult:
 
 
 def _from_bucket(
-    settings: Settings, bucket: Bucket, key: str, work: Path, tree: Path
+    settings: SyncSettings, bucket: Bucket, key: str, work: Path, tree: Path
 ) -> FetchResult:
     log("fetching", source=f"{bucket.endpoint.display_name}/{key}")
     if is_archive(key):
@@ -112,7 +112,7 @@ def _from_bucket(
     return FetchResult(commit, read_prefix(bucket, files, tree))
 
 
-def _checked(settings: Settings, commit: str) -> str:
+def _checked(settings: SyncSettings, commit: str) -> str:
     """The digest of the current objects. Raises SyncError if another one is required."""
     if settings.commit in ("", commit):
         return commit
@@ -123,7 +123,7 @@ def _checked(settings: Settings, commit: str) -> str:
     raise SyncError("SourceChanged", message, permanent=True)
 
 
-def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
+def _from_git(settings: SyncSettings, work: Path, tree: Path) -> FetchResult:
     location = parse_git(settings.url)
     check_ref(settings.ref, settings.commit)
     checkout = Checkout(location, settings.ref, settings.commit, settings.sub_path)
@@ -150,7 +150,7 @@ def _from_git(settings: Settings, work: Path, tree: Path) -> FetchResult:
 
 
 # One function for each fetched source: (settings, folder for temporary files, new tree).
-FETCHERS: Mapping[str, Callable[[Settings, Path, Path], FetchResult]] = {
+FETCHERS: Mapping[str, Callable[[SyncSettings, Path, Path], FetchResult]] = {
     "git": _from_git,
     "s3": _from_s3,
 }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 
 _LONGEST_NAME = 255  # NAME_MAX, bytes
 _SHOWN_NAME = 120  # characters of a name that a message shows
@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)  # there are up to 200,000
-class Place:
+class PlannedPath:
     """A file or directory to create. path: components; size: announced bytes, an upper bound."""
 
     path: Path
@@ -44,7 +44,7 @@ def refused(reason: str, name: str, why: str) -> ArchiveError:
     return ArchiveError(reason, f"Entry {display_name(name)} {why}.")
 
 
-def components(name: str, limits: Limits) -> Path:
+def components(name: str, limits: ArchiveLimits) -> Path:
     """The components of a relative path; one slash at the end is allowed. Raises ArchiveError."""
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
         raise refused("InvalidFile", name, "has a control character in its name")
@@ -72,7 +72,7 @@ def components(name: str, limits: Limits) -> Path:
     return path
 
 
-def refuse_collisions(places: Sequence[Place]) -> None:
+def refuse_collisions(places: Sequence[PlannedPath]) -> None:
     """Raises ArchiveError if two places have the same path, or differ only in case.
 
     A PVC may ignore case (SMB), and so may the machine of the user.

@@ -8,8 +8,8 @@ from torchrun_api.contents import Entry, Manifest, ManifestError, parse, unpack
 from torchrun_runtime.sync.archives.zip import refuse_size
 from torchrun_runtime.sync.claim import write_durably
 from torchrun_runtime.sync.errors import FULL, LARGER_CLAIM, ArchiveError, UploadError
-from torchrun_runtime.sync.paths import Place, components, refuse_collisions, refused
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.paths import PlannedPath, components, refuse_collisions, refused
+from torchrun_runtime.sync.settings import ArchiveLimits
 from torchrun_runtime.sync.upload import refuse_other
 
 
@@ -21,7 +21,11 @@ class PendingManifest:
     """
 
     def __init__(
-        self, directory: Path, limits: Limits, bases: Mapping[str, Manifest], required_digest: str
+        self,
+        directory: Path,
+        limits: ArchiveLimits,
+        bases: Mapping[str, Manifest],
+        required_digest: str,
     ) -> None:
         self._file = directory / "manifest"
         self._limits = limits
@@ -75,7 +79,7 @@ class PendingManifest:
         self.manifest = None
 
 
-def _check(manifest: Manifest, limits: Limits) -> None:
+def _check(manifest: Manifest, limits: ArchiveLimits) -> None:
     """Raises ArchiveError with the first entry that is not acceptable."""
     if not manifest.files:
         raise ArchiveError("EmptyWorkspace", "The manifest has no files.")
@@ -89,8 +93,8 @@ def _check(manifest: Manifest, limits: Limits) -> None:
     refuse_collisions([_place(entry, limits) for entry in manifest.entries])
 
 
-def _place(entry: Entry, limits: Limits) -> Place:
+def _place(entry: Entry, limits: ArchiveLimits) -> PlannedPath:
     path = components(entry.path, limits)
     if "/".join(path) != entry.path:
         raise refused("InvalidFile", entry.path, "ends in '/'")
-    return Place(path, directory=entry.mode == "dir")
+    return PlannedPath(path, directory=entry.mode == "dir")

@@ -10,13 +10,13 @@ from torchrun_runtime.sync.claim import Claim, Marker, unavailable
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.pending_manifest import PendingManifest
 from torchrun_runtime.sync.report import log
-from torchrun_runtime.sync.server import Authorization, Server
-from torchrun_runtime.sync.settings import Settings
-from torchrun_runtime.sync.upload import Upload
+from torchrun_runtime.sync.server import Authorization, UploadServer
+from torchrun_runtime.sync.settings import SyncSettings
+from torchrun_runtime.sync.upload import ReceivedUpload
 from torchrun_runtime.sync.workflow import Workflow
 
 
-def receive(settings: Settings) -> Marker:
+def receive(settings: SyncSettings) -> Marker:
     """Wait for an acceptable upload and publish it. Raises SyncError, OSError."""
     claim = Claim(settings.directory, settings.last_revision, settings.job)
     marker = claim.marker()
@@ -29,7 +29,7 @@ def receive(settings: Settings) -> Marker:
     claim.prepare()
     workflow = open_workflow(settings, claim)
     authorization = Authorization(settings.token_sha256, settings.sha256)
-    with Server(
+    with UploadServer(
         settings.host, settings.port, workflow, settings.read_timeout, authorization
     ) as server:
         log("listening", port=server.port, **workflow.describe())
@@ -50,14 +50,14 @@ def receive(settings: Settings) -> Marker:
         return marker
 
 
-def _is_wanted(marker: Marker, settings: Settings, claim: Claim) -> bool:
+def _is_wanted(marker: Marker, settings: SyncSettings, claim: Claim) -> bool:
     if settings.sha256:
         return settings.sha256 == marker.sha256
     is_new = marker.revision > settings.after
     return is_new and claim.is_of_job(marker, has_run=settings.has_run)
 
 
-def open_workflow(settings: Settings, claim: Claim) -> Workflow:
+def open_workflow(settings: SyncSettings, claim: Claim) -> Workflow:
     """The state that an earlier pod has received, and the manifests that differences may use."""
     marker = claim.marker()
     manifests = [claim.manifest(marker)] if marker else []
@@ -65,10 +65,10 @@ def open_workflow(settings: Settings, claim: Claim) -> Workflow:
         manifests.append(found[1])
     base_manifests = {manifest.sha256: manifest for manifest in manifests if manifest.entries}
     pending = PendingManifest(claim.incoming, settings.limits, base_manifests, settings.sha256)
-    return Workflow(Upload(claim.incoming, settings.limits.bytes, settings.sha256), pending)
+    return Workflow(ReceivedUpload(claim.incoming, settings.limits.bytes, settings.sha256), pending)
 
 
-def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
+def take_until_good(settings: SyncSettings, claim: Claim, workflow: Workflow) -> Marker:
     """Write and publish the first acceptable workspace. Raises SyncError, OSError."""
     assembly: Assembly | None = None
     while True:
@@ -98,7 +98,7 @@ def take_until_good(settings: Settings, claim: Claim, workflow: Workflow) -> Mar
             return marker
 
 
-def _extract(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
+def _extract(settings: SyncSettings, claim: Claim, workflow: Workflow) -> Marker:
     """Extract an archive of the whole workspace."""
     identity = workflow.upload.identity
     assert identity is not None
@@ -109,7 +109,7 @@ def _extract(settings: Settings, claim: Claim, workflow: Workflow) -> Marker:
 
 
 def _compare(
-    settings: Settings, claim: Claim, manifest: Manifest, advance: Callable[[], None]
+    settings: SyncSettings, claim: Claim, manifest: Manifest, advance: Callable[[], None]
 ) -> Assembly:
     claim.discard_unfinished()
     assembly = Assembly(claim, manifest, settings.limits, advance)

@@ -91,7 +91,7 @@ class Authorization:
         raise UploadError(403, "UploadDenied", message)
 
 
-class Server:
+class UploadServer:
     """Serves in a separate thread, on all IPv4 and IPv6 addresses."""
 
     def __init__(

@@ -14,7 +14,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Limits:
+class ArchiveLimits:
     """Limits of one archive, each from TORCHRUN_SYNC_MAX_<NAME>.
 
     entries: files and directories. bytes: of the archive, and of its content. path: bytes of one
@@ -32,7 +32,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SyncSettings:
     """The validated environment of the pod. torchrun_api.workspace_contract documents it.
 
     Times in seconds. Without a value texts are "", secret_directory and base None. linger: how long
@@ -57,7 +57,7 @@ class Settings:
     after: int = 0
     last_revision: int = 0
     base: Path | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: ArchiveLimits = field(default_factory=ArchiveLimits)
     termination_log: Path = Path(contract.TERMINATION_LOG.default)
     read_timeout: float = float(workspace_contract.SYNC_READ_TIMEOUT_SECONDS.default)
     linger: float = 2.0
@@ -68,13 +68,13 @@ class Settings:
         return bool(self.commit or self.after)
 
 
-def from_environment(environment: Mapping[str, str]) -> Settings:
+def from_environment(environment: Mapping[str, str]) -> SyncSettings:
     """Raises SyncError (InvalidSetting) with the variable, its value and the accepted values."""
     source = workspace_contract.SYNC_SOURCE.read(environment)
     if source not in SYNCED_SOURCES:
         *others, last = SYNCED_SOURCES
         raise _invalid(workspace_contract.SYNC_SOURCE, source, f"{', '.join(others)} or {last}")
-    return Settings(
+    return SyncSettings(
         source=source,
         url=workspace_contract.SYNC_URL.read(environment),
         ref=workspace_contract.SYNC_REF.read(environment),
@@ -93,7 +93,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         after=_number(environment, workspace_contract.SYNC_AFTER, lowest=0),
         last_revision=_number(environment, workspace_contract.SYNC_LAST_REVISION, lowest=0),
         base=_path(environment, workspace_contract.SYNC_BASE),
-        limits=Limits(
+        limits=ArchiveLimits(
             entries=_number(environment, workspace_contract.SYNC_MAX_ENTRIES),
             bytes=_number(environment, workspace_contract.SYNC_MAX_BYTES),
             path=_number(environment, workspace_contract.SYNC_MAX_PATH),

@@ -9,11 +9,11 @@ from pathlib import Path
 from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync import paths
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.paths import Place
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.paths import PlannedPath
+from torchrun_runtime.sync.settings import ArchiveLimits
 
 
-class Tree:
+class NewTree:
     """A new directory for the files of a workspace.
 
     Files are readable by all and keep the executable bit, but not the rest of their mode, owner
@@ -35,12 +35,12 @@ class Tree:
         empty = (path for path in self._directories if path not in self._parents)
         return Manifest([*self._files, *(Entry("/".join(path), "", 0, "dir") for path in empty)])
 
-    def add_directory(self, place: Place) -> None:
+    def add_directory(self, place: PlannedPath) -> None:
         """Create a directory, which may remain empty. Raises OSError."""
         self._make(place.path, place.path)
         self._directories.append(place.path)
 
-    def add_file(self, place: Place, pieces: Iterable[bytes]) -> None:
+    def add_file(self, place: PlannedPath, pieces: Iterable[bytes]) -> None:
         """Write one file. Raises ArchiveError if it has another size than its place."""
         self._make(place.path, place.path[:-1])
         mode = 0o755 if place.executable else 0o644
@@ -91,7 +91,7 @@ def _write_all(descriptor: int, piece: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def check_places(places: list[Place], limits: Limits) -> None:
+def check_places(places: list[PlannedPath], limits: ArchiveLimits) -> None:
     """Raises ArchiveError if these files cannot form a workspace."""
     if all(place.directory for place in places):
         raise ArchiveError(
@@ -109,7 +109,7 @@ def check_places(places: list[Place], limits: Limits) -> None:
         raise ArchiveError("WorkspaceTooLarge", message)
 
 
-def too_many(limits: Limits) -> ArchiveError:
+def too_many(limits: ArchiveLimits) -> ArchiveError:
     """Return the error for too many files; the listing stops there."""
     message = f"The workspace has more than {limits.entries} files. Select a part with subPath."
     return ArchiveError("WorkspaceTooLarge", message)

@@ -34,7 +34,7 @@ class Identity:
     workspace: str = ""
 
 
-class Upload:
+class ReceivedUpload:
     """The received bytes of one archive. Every method may be called from any thread.
 
     Invariants: `offset` is the length of the file and the number of bytes in the digest;

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torchrun_runtime.sync.errors import UploadError
 from torchrun_runtime.sync.pending_manifest import PendingManifest
-from torchrun_runtime.sync.upload import Identity, Upload
+from torchrun_runtime.sync.upload import Identity, ReceivedUpload
 
 if TYPE_CHECKING:
     from torchrun_api.json import JsonObject, JsonValue
@@ -30,7 +30,7 @@ class Workflow:
     result_read: set when a client has read the final state.
     """
 
-    def __init__(self, upload: Upload, pending: PendingManifest) -> None:
+    def __init__(self, upload: ReceivedUpload, pending: PendingManifest) -> None:
         self.upload = upload
         self.pending = pending
         self.result_read = threading.Event()

@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 _SECOND = 10**9
 
 
-class Line(NamedTuple):
+class ManifestLine(NamedTuple):
     """A line of a manifest: a file, or an empty directory (mode `dir`, sha256 `-`)."""
 
     path: str
@@ -32,7 +32,7 @@ class Line(NamedTuple):
     mode: str
 
 
-def parse(text: str) -> list[Line]:
+def parse(text: str) -> list[ManifestLine]:
     """The lines of a manifest. Raises ValueError, also for a path outside the workspace."""
     lines = []
     for line in text.split("\n"):
@@ -40,7 +40,7 @@ def parse(text: str) -> list[Line]:
             sha256, size, mode, path = line.split(" ", 3)
             if path.startswith("/") or ".." in path.split("/"):
                 raise ValueError(f"the manifest names {path!r}")
-            lines.append(Line(path, sha256, int(size), mode))
+            lines.append(ManifestLine(path, sha256, int(size), mode))
     return lines
 
 
@@ -52,7 +52,7 @@ class Receiver:
         folder = root / FOLDER / CALLS
         self._contents = folder / "held"
         self._digests = folder / "digests"
-        self._lines: list[Line] = []
+        self._lines: list[ManifestLine] = []
         # Of each unfinished file: its digest so far, and where it is written.
         self._open: dict[int, tuple[hashlib._Hash, Path]] = {}
 
@@ -169,7 +169,7 @@ def _stamp(place: Path) -> list[object] | None:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _digest(place: Path, line: Line, stamp: list[object] | None) -> str:
+def _digest(place: Path, line: ManifestLine, stamp: list[object] | None) -> str:
     """The digest of a file with the expected size, "" for another size."""
     if stamp is None or stamp[0] != line.size:
         return ""
@@ -180,7 +180,7 @@ def _digest(place: Path, line: Line, stamp: list[object] | None) -> str:
     return digest.hexdigest()
 
 
-def _mode(line: Line) -> int:
+def _mode(line: ManifestLine) -> int:
     """The permission bits of a file, which a later delivery replaces."""
     return int(line.mode, 8) | stat.S_IWUSR
 

@@ -14,7 +14,7 @@ from torchrun_api.kinds import EVENTS, PODS
 from torchrun_api.queue import TorchrunQueue
 from torchrun_api.status import Progress
 from torchrun_controller.cache.informer_factory import InformerFactory
-from torchrun_controller.cache.progress_reports import Worker
+from torchrun_controller.cache.progress_reports import ReportingWorker
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import Installed
@@ -178,7 +178,7 @@ def test_workers_belong_to_the_current_attempt(world: World) -> None:
     world.change(structs.replace(job, metadata=structs.replace(job.metadata, uid="uid-train")))
     for obj in a_gang(1, "uid-1"):
         world.change(obj)
-    assert world.factory.worker("team", "train-r1-0", "uid-1-pod") == Worker(
+    assert world.factory.worker("team", "train-r1-0", "uid-1-pod") == ReportingWorker(
         ("team", "train"), "uid-1"
     )
     assert world.factory.worker("team", "train-r1-0", "uid-of-an-older-pod") is None

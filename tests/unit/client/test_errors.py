@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from garbled import GARBLED
-from torchrun_controller.client import ApiError, Cause, Disconnected, InvalidResponse, Response
+from torchrun_controller.client import (
+    ApiError,
+    Disconnected,
+    InvalidResponse,
+    Response,
+    StatusCause,
+)
 from torchrun_controller.client.responses import read_deleted, read_holder, read_object
 
 INVALID = b"""{"kind":"Status","apiVersion":"v1","status":"Failure","code":422,"reason":"Invalid",
@@ -20,8 +26,8 @@ def test_a_status() -> None:
     error = ApiError.from_answer(422, INVALID)
     assert (error.status, error.reason) == (422, "Invalid")
     assert error.causes == (
-        Cause("spec.template", "Invalid value: 5"),
-        Cause("", "no field"),
+        StatusCause("spec.template", "Invalid value: 5"),
+        StatusCause("", "no field"),
     )
     assert str(error) == '422 Invalid: Job.batch "x" is invalid'
 

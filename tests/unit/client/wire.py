@@ -7,7 +7,7 @@ from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import PODS, SERVICES
 from torchrun_api.meta import ObjectMeta
-from torchrun_controller.client import ApiError, Cause, Response
+from torchrun_controller.client import ApiError, Response, StatusCause
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 
 JOB = TorchrunJob(
@@ -67,7 +67,7 @@ def refusal(status: int, message: str = "no", retry_after: float | None = None) 
 
 
 OTHER_UID = ApiError(
-    422, "Invalid", "is invalid", None, (Cause("metadata.uid", "field is immutable"),)
+    422, "Invalid", "is invalid", None, (StatusCause("metadata.uid", "field is immutable"),)
 )
 
 

@@ -12,9 +12,9 @@ from torchrun_controller.leader.election import (
     Election,
     Lease,
     LeaseLost,
+    LeasePause,
     LeaseSpec,
     ReadLease,
-    Wait,
     WriteLease,
 )
 
@@ -48,7 +48,7 @@ def leader(at: float = 100.0) -> Election:
 
 def waits(election: Election, now: float) -> float:
     decision = election.decide(now)
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, LeasePause)
     return decision.seconds
 
 
@@ -87,7 +87,7 @@ def test_an_invalid_duration_does_not_end_the_process(named: int | None, seconds
 def test_a_released_lease_is_taken_at_once() -> None:
     election = standby()
     election.read(lease("other", 5), 100, 0)
-    assert isinstance(election.decide(100.5), Wait)
+    assert isinstance(election.decide(100.5), LeasePause)
     election.watched(lease("", 6, duration=1), 100.5)
     assert election.decide(100.5) == WriteLease("6")
     assert election.record(WALL)["leaseTransitions"] == 4
@@ -110,7 +110,7 @@ def test_the_duration_of_the_record_counts() -> None:
     election = standby()
     election.read(lease("other", 5, duration=40), 100, 0)
     election.read(lease("other", 5, duration=40), 139, 0)
-    assert isinstance(election.decide(139.9), Wait)
+    assert isinstance(election.decide(139.9), LeasePause)
     assert election.decide(140) == WriteLease("5")
 
 
@@ -118,7 +118,7 @@ def test_the_duration_of_the_record_counts() -> None:
 def test_a_record_without_a_duration_gets_ours(duration: int | None) -> None:
     election = standby()
     election.read(lease("other", 5, duration=duration), 100, 0)
-    assert isinstance(election.decide(101), Wait)
+    assert isinstance(election.decide(101), LeasePause)
     assert election.decide(115) == WriteLease("5")
 
 
@@ -145,9 +145,9 @@ def test_a_deleted_lease_stays_with_its_holder_until_its_expiry() -> None:
     election = standby()
     election.read(lease("other", 5), 100, 0)
     election.deleted(6)
-    assert isinstance(election.decide(101), Wait)
+    assert isinstance(election.decide(101), LeasePause)
     election.absent(114, 0)
-    assert election.decide(114) == Wait(1)
+    assert election.decide(114) == LeasePause(1)
     assert election.decide(115) == WriteLease("")
     assert election.record(WALL)["leaseTransitions"] == 4
 
@@ -177,7 +177,7 @@ def test_a_leader_renews_and_may_write_until_the_deadline_from_the_sending() -> 
     election.unsure(100, 0)
     election.renewed(lease("me", 10), 100, 104)
     assert election.writable_until() == 110
-    assert election.decide(101) == Wait(1)
+    assert election.decide(101) == LeasePause(1)
     assert election.decide(102) == WriteLease("10")
     assert "acquireTime" not in election.record(WALL)
     election.unsure(102, 0)
@@ -189,10 +189,10 @@ def test_a_leader_renews_and_may_write_until_the_deadline_from_the_sending() -> 
 def test_a_leader_that_cannot_renew_reads_again_until_it_is_lost_at_the_deadline() -> None:
     election = leader(100)
     election.unsure(102, 0)
-    assert election.decide(102) == Wait(2)
+    assert election.decide(102) == LeasePause(2)
     assert election.decide(104) == ReadLease()
     election.unsure(109, 0)
-    assert election.decide(109.5) == Wait(0.5)
+    assert election.decide(109.5) == LeasePause(0.5)
     assert isinstance(election.decide(110), LeaseLost)
     assert election.writable_until() == 110
 
@@ -227,7 +227,7 @@ def test_a_response_with_another_holder_is_no_success() -> None:
     with pytest.raises(ValueError, match="other"):
         election.renewed(lease("other", 7), 100, 100)
     assert election.writable_until() < 0
-    assert isinstance(election.decide(101), Wait)
+    assert isinstance(election.decide(101), LeasePause)
 
 
 @pytest.mark.parametrize("version", ["", "abc"])
@@ -321,7 +321,7 @@ def test_writes_are_allowed_only_after_a_fresh_renewal(
             assert not isinstance(decision, LeaseLost)
         elif sent is not None:
             assert isinstance(decision, LeaseLost)
-        if isinstance(decision, Wait):
+        if isinstance(decision, LeasePause):
             assert 0 < decision.seconds <= 15
         if isinstance(decision, WriteLease) and sent is None and election.holder not in ("", "me"):
             assert now >= election._changed_at + 15

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.serve.app import serving
 from torchrun_runtime.serve.tokens import Keys, Verifier
-from torchrun_runtime.serve.tree import Tree
+from torchrun_runtime.serve.tree import ServedTree
 from torchrun_runtime.sync.claim import Claim
 
 RSA = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -89,7 +89,7 @@ def running(directory: Path) -> Iterator[str]:
     async def start() -> tuple[AsyncExitStack, str]:
         verifier = Verifier("ml", "train", Keys(fetched))
         stack = AsyncExitStack()
-        server = serving(Tree(directory), verifier, "127.0.0.1", 0)
+        server = serving(ServedTree(directory), verifier, "127.0.0.1", 0)
         return stack, f"http://127.0.0.1:{await stack.enter_async_context(server)}"
 
     stack, url = asyncio.run_coroutine_threadsafe(start(), loop).result(120)

@@ -22,8 +22,8 @@ from torchrun_runtime.sync import receive
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.server import TOKEN_HEADER, Authorization, Server
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.server import TOKEN_HEADER, Authorization, UploadServer
+from torchrun_runtime.sync.settings import SyncSettings
 from torchrun_runtime.sync.workflow import Workflow
 from unit.runtime.launching import SECONDS, measured
 
@@ -102,7 +102,7 @@ class Client:
 class Pod(Client):
     """A sync pod in a thread. result: the marker or the error that it ended with."""
 
-    server: Server
+    server: UploadServer
     result: list[Marker | SyncError] = field(default_factory=list)
     thread: threading.Thread = field(default_factory=threading.Thread)
 
@@ -117,7 +117,7 @@ class Pod(Client):
 
 
 @contextmanager
-def pod(settings: Settings) -> Iterator[Pod]:
+def pod(settings: SyncSettings) -> Iterator[Pod]:
     """A sync pod without its signals: claim, upload, server and extraction."""
     claim = Claim(settings.directory)
     claim.prepare()
@@ -137,10 +137,10 @@ def pod(settings: Settings) -> Iterator[Pod]:
         yield running
 
 
-def listening(settings: Settings, workflow: Workflow, host: str = "127.0.0.1") -> Server:
+def listening(settings: SyncSettings, workflow: Workflow, host: str = "127.0.0.1") -> UploadServer:
     """A server on a port of its own; not started yet."""
     authorization = Authorization(settings.token_sha256, settings.sha256)
-    return Server(host, 0, workflow, settings.read_timeout, authorization)
+    return UploadServer(host, 0, workflow, settings.read_timeout, authorization)
 
 
 @dataclass
@@ -197,10 +197,10 @@ def process(directory: Path, *prefix: str, **environment: str) -> Iterator[Proce
             started.stdout.close()
 
 
-def settings(directory: Path, **changes: object) -> Settings:
+def settings(directory: Path, **changes: object) -> SyncSettings:
     """Settings for a claim in `directory`, without a linger time."""
     directory.mkdir(exist_ok=True)
-    settings = Settings(directory=directory, linger=0.0, token_sha256=digest(TOKEN.encode()))
+    settings = SyncSettings(directory=directory, linger=0.0, token_sha256=digest(TOKEN.encode()))
     return replace(settings, **changes)  # type: ignore[arg-type]
 
 
@@ -266,7 +266,7 @@ class SmallDisk(NamedTuple):
             (directory / str(number)).touch()
 
 
-def read_tree(settings: Settings, marker: Marker) -> dict[str, bytes]:
+def read_tree(settings: SyncSettings, marker: Marker) -> dict[str, bytes]:
     """The files of a revision in the PVC, by path."""
     root = Claim(settings.directory).tree(marker.revision)
     files = {}
@@ -278,7 +278,7 @@ def read_tree(settings: Settings, marker: Marker) -> dict[str, bytes]:
     return files
 
 
-def fetch_failure(settings: Settings) -> SyncError:
+def fetch_failure(settings: SyncSettings) -> SyncError:
     """Fetch, which fails and leaves nothing in the PVC; returns the error."""
     with pytest.raises(SyncError) as caught:
         fetch(settings)

@@ -17,7 +17,7 @@ from torchrun_api.quantity import parse
 from torchrun_controller.reconcile.objects import sync_pod
 from torchrun_controller.reconcile.objects.sync_pod import SERVE_MEMORY
 from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 from unit.runtime.syncing import Json, digest, process
 
 pytestmark = pytest.mark.long
@@ -37,7 +37,7 @@ def largest(change: str = "") -> dict[str, bytes]:
     folders = "site-packages/vendor{:02}/package_{:04}/subpackage_{:05}/module_with_a_name_{:07}.py"
     return {
         folders.format(n % 20, n % 500, n % 3000, n): f"{n}{change}".encode()
-        for n in range(Limits().entries)
+        for n in range(ArchiveLimits().entries)
     }
 
 

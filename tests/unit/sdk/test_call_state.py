@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from torchrun_api.status import TERMINAL
 from torchrun_sdk import errors
-from torchrun_sdk.call_state import CallState, Limits, Wait
+from torchrun_sdk.call_state import CallLimits, CallState, Wait
 from torchrun_sdk.manifest import TERMINAL_PHASES
 from torchrun_sdk.serialization import Packed
 from torchrun_sdk.spec import RAISED, Raised, Removed, Result, Started
 
-LIMITS = Limits(launch=100, quorum=20, call=50)
+LIMITS = CallLimits(launch=100, quorum=20, call=50)
 
 
 def test_the_phases_that_a_job_does_not_leave_are_those_of_the_api() -> None:

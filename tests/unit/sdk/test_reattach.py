@@ -10,7 +10,7 @@ import pytest
 import torchrun_sdk as kt
 from torchrun_sdk import call_state, cli, kubectl, reattach
 from torchrun_sdk.call_monitor import CallMonitor
-from torchrun_sdk.call_state import CallState, Limits
+from torchrun_sdk.call_state import CallLimits, CallState
 from torchrun_sdk.gang import Gang
 from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.serialization import pack, unpack
@@ -106,7 +106,7 @@ def failed(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def follow(call: str = "c1") -> list[Result]:
     """Follow a call whose job fails while the client has no connection to the pods."""
-    state = CallState("j", Limits(100, 100), time.monotonic())
+    state = CallState("j", CallLimits(100, 100), time.monotonic())
     gang = Gang("j", kt.Compute(), Path(), print, created=True)
     called = Call(call, Reference("f"), pack([[], {}], "json", "x"))
     try:
@@ -159,7 +159,7 @@ def test_without_a_kept_exception_the_status_of_the_job_is_the_error(
 def test_the_state_directory_is_read_if_ranks_have_written_to_it(
     status: dict, deleted: bool, may: bool
 ) -> None:
-    state = CallState("j", Limits(100, 100), 0.0)
+    state = CallState("j", CallLimits(100, 100), 0.0)
     state.job_changed(status, 1.0)
     if deleted:
         state.job_deleted(2.0)

@@ -13,7 +13,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving import connections, server
-from torchrun_controller.serving.server import Server
+from torchrun_controller.serving.server import HttpServer
 from unit.serving.progress.reporting import World, running
 
 HUGE = 1000.0
@@ -79,7 +79,7 @@ async def test_clients_that_read_nothing_do_not_block_others(
     page, _ = metrics.snapshot().render("")
     assert len(page) > 50_000
     loop = asyncio.get_running_loop()
-    pages = Server("127.0.0.1", 0, metrics=metrics, live={}, ready={})
+    pages = HttpServer("127.0.0.1", 0, metrics=metrics, live={}, ready={})
     async with pages.running():
         clients = [socket.socket() for _ in range(2)]
         for client in clients:
@@ -119,7 +119,7 @@ def handlers() -> int:
 
 async def test_the_pages_have_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "CONNECTION_SECONDS", 0.3)
-    pages = Server("127.0.0.1", 0, metrics=Metrics(), live={}, ready={})
+    pages = HttpServer("127.0.0.1", 0, metrics=Metrics(), live={}, ready={})
     async with pages.running():
         reader, writer = await asyncio.open_connection("127.0.0.1", pages.port)
         assert await reader.read() == b"", "closed by the server"
@@ -134,7 +134,7 @@ async def test_the_pages_have_the_same_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_requests_that_are_not_http_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    pages = Server("127.0.0.1", 0, metrics=Metrics(), live={}, ready={"a": _fails})
+    pages = HttpServer("127.0.0.1", 0, metrics=Metrics(), live={}, ready={"a": _fails})
     async with running(World()) as world, pages.running():
         for port in (world.port, pages.port):
             for garbage in (b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\nX y\r\n\r\n"):

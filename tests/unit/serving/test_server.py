@@ -24,7 +24,7 @@ from torchrun_controller.serving.checks import (
     leads_or_stands_by,
     watches_alive,
 )
-from torchrun_controller.serving.server import Server
+from torchrun_controller.serving.server import HttpServer
 
 
 def server(
@@ -33,12 +33,14 @@ def server(
     metrics: Metrics | None = None,
     live: Mapping[str, Check] | None = None,
     ready: Mapping[str, Check] | None = None,
-) -> Server:
-    return Server(address, port, metrics=metrics or Metrics(), live=live or {}, ready=ready or {})
+) -> HttpServer:
+    return HttpServer(
+        address, port, metrics=metrics or Metrics(), live=live or {}, ready=ready or {}
+    )
 
 
 async def fetch(
-    to: Server, path: str, *, method: str = "GET", host: str = "127.0.0.1", **options: Any
+    to: HttpServer, path: str, *, method: str = "GET", host: str = "127.0.0.1", **options: Any
 ) -> tuple[int, str, Mapping[str, str]]:
     async with aiohttp.ClientSession() as session:
         url = f"http://{host}:{to.port}{path}"
@@ -69,7 +71,7 @@ async def test_checks_run_at_each_probe_and_list_their_reasons() -> None:
 
 async def test_a_note_is_listed_and_fails_nothing() -> None:
     notes = {"nodes": lambda: "lost nodes are not detected", "others": lambda: ""}
-    subject = Server("127.0.0.1", 0, metrics=Metrics(), live={}, ready={}, notes=notes)
+    subject = HttpServer("127.0.0.1", 0, metrics=Metrics(), live={}, ready={}, notes=notes)
     async with subject.running():
         status, text, _ = await fetch(subject, "/readyz")
         assert (status, text) == (200, "[!] nodes: lost nodes are not detected\n")
@@ -192,7 +194,7 @@ def test_no_address_means_every_interface(
     runner(main())
 
 
-async def reachable(subject: Server, host: str) -> bool:
+async def reachable(subject: HttpServer, host: str) -> bool:
     try:
         return (await fetch(subject, "/healthz", host=host))[0] == 200
     except aiohttp.ClientConnectionError:

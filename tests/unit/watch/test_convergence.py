@@ -21,15 +21,15 @@ from torchrun_controller.watch import (
     Bookmarked,
     Deleted,
     Event,
-    Failure,
     Faulted,
     FetchPage,
     Interrupted,
     OpenStream,
+    StreamFailure,
     Synced,
     Upserted,
-    Wait,
     Watcher,
+    WatchPause,
 )
 
 NAMES = ("a", "b", "c", "d")
@@ -95,7 +95,7 @@ class World:
     def step(self) -> None:
         self.mutate()
         match self.watcher.next(self.now):
-            case Wait(seconds=seconds):
+            case WatchPause(seconds=seconds):
                 assert 0 < seconds <= 60
                 self.now += seconds
             case FetchPage(query=query):
@@ -104,7 +104,7 @@ class World:
                 self.stream(dict(query))
 
     def fail(self, status: int) -> None:
-        self.take(self.watcher.failed(Failure("model", status), self.now))
+        self.take(self.watcher.failed(StreamFailure("model", status), self.now))
 
     def fetch(self, query: dict[str, str]) -> None:
         token, limit = query.get("continue", ""), int(query.get("limit", "1000000"))

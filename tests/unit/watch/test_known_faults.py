@@ -7,7 +7,7 @@ from torchrun_controller.watch import (
     Faulted,
     FetchPage,
     Upserted,
-    Wait,
+    WatchPause,
 )
 from unit.watch.watchers import (
     UNREACHED,
@@ -31,7 +31,7 @@ class TestKnownFaults:
         fresh, now, requests = watcher(), 0.0, 0
         while now < 600:
             action = fresh.next(now)
-            if isinstance(action, Wait):
+            if isinstance(action, WatchPause):
                 now += action.seconds
                 continue
             requests += 1
@@ -47,7 +47,7 @@ class TestKnownFaults:
         watch.closed(now)
         while now < 600:
             action = watch.next(now)
-            if isinstance(action, Wait):
+            if isinstance(action, WatchPause):
                 now += action.seconds
                 continue
             requests += 1
@@ -95,7 +95,7 @@ class TestKnownFaults:
         watch = watching()
         event = interrupted(watch.receive(error(code, "Any") + frame("ADDED", pod("a", 11)), 5))
         assert (event.delay, event.relist) == (0.8, True)
-        assert isinstance(watch.next(5), Wait)
+        assert isinstance(watch.next(5), WatchPause)
         assert query(watch, 60) == {"limit": "500"}  # starts a new list
 
     def test_one_bad_object_does_not_stop_its_kind(self) -> None:

@@ -7,16 +7,16 @@ from torchrun_api.kinds import PODS
 from torchrun_controller.watch import (
     Bookmarked,
     Deleted,
-    Failure,
     Faulted,
     FetchPage,
     Interrupted,
     OpenStream,
-    State,
+    StreamFailure,
     Synced,
     Upserted,
-    Wait,
     Watcher,
+    WatchPause,
+    WatchState,
 )
 from unit.watch.watchers import (
     EXPIRED,
@@ -73,7 +73,7 @@ class TestStreamListing:
         (synced,) = fresh.receive(bookmark(9, end=True), 0)
         assert isinstance(synced, Synced)
         assert (names(synced), synced.resource_version) == (["a", "b"], 9)
-        assert fresh.state is State.WATCHING
+        assert fresh.state is WatchState.WATCHING
 
     def test_includes_changes_during_the_list(self) -> None:
         fresh = streaming()
@@ -110,7 +110,7 @@ class TestStreamListing:
     def test_refused_by_an_old_server_falls_back_to_pages_permanently(self, status: int) -> None:
         fresh = streaming()
         fresh.next(0)
-        assert fresh.failed(Failure("forbidden", status), 0) == []
+        assert fresh.failed(StreamFailure("forbidden", status), 0) == []
         assert fresh.next(0) == FetchPage({"limit": "500"}, 60.0)
         fresh.failed(UNREACHED, 0)
         for number in range(9):
@@ -156,7 +156,7 @@ class TestListing:
             assert fresh.page(page([pod(f"a-{number}", 3)], 9, token="t"), 0) == []
         (synced,) = fresh.page(page([pod("a-3", 4)], 9), 0)
         assert names(synced) == ["a-0", "a-1", "a-2", "a-3"]
-        assert fresh.state is State.WATCHING
+        assert fresh.state is WatchState.WATCHING
 
     def test_pages_of_500(self) -> None:
         fresh = listing()
@@ -259,17 +259,17 @@ class TestWatching:
 
     @pytest.mark.parametrize(
         ("failure", "reason"),
-        [(UNREACHED, "Unreached"), (Failure("busy", 429), "Throttled")],
+        [(UNREACHED, "Unreached"), (StreamFailure("busy", 429), "Throttled")],
     )
     def test_a_busy_or_unreachable_server_gets_the_same_request_again(
-        self, failure: Failure, reason: str
+        self, failure: StreamFailure, reason: str
     ) -> None:
         watch = watching()
         watch.closed(300)
         watch.next(300)
         event = interrupted(watch.failed(failure, 300))
         assert (event.reason, event.delay, event.relist) == (reason, 0.8, False)
-        assert watch.next(300.5) == Wait(pytest.approx(0.3))
+        assert watch.next(300.5) == WatchPause(pytest.approx(0.3))
         assert query(watch, 301)["resourceVersion"] == "10"
 
     @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ class TestWatching:
         watch = watching()
         watch.closed(300)
         watch.next(300)
-        event = interrupted(watch.failed(Failure("no", status), 300))
+        event = interrupted(watch.failed(StreamFailure("no", status), 300))
         assert (event.reason, event.delay, event.relist) == (reason, 0.8, True)
         assert "resourceVersion" not in query(watch, 301)
 
@@ -288,7 +288,7 @@ class TestWatching:
             watch = watching()
             watch.closed(300)
             watch.next(300)
-            assert interrupted(watch.failed(Failure("busy", 429, asked), 300)).delay == got
+            assert interrupted(watch.failed(StreamFailure("busy", 429, asked), 300)).delay == got
 
     def test_retry_after_of_an_error_event_is_honoured(self) -> None:
         events = watching().receive(error(429, "TooManyRequests", "busy", 5), 1)

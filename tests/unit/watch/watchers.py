@@ -5,18 +5,18 @@ from torchrun_api.core import Pod
 from torchrun_api.kinds import PODS
 from torchrun_controller.watch import (
     Event,
-    Failure,
     FetchPage,
     Interrupted,
-    State,
+    StreamFailure,
     Synced,
-    Wait,
     Watcher,
+    WatchPause,
+    WatchState,
 )
 
-EXPIRED = Failure("too old", 410)
-UNREACHED = Failure("connection refused")
-SILENT = Failure("timeout on reading", silent=True)
+EXPIRED = StreamFailure("too old", 410)
+UNREACHED = StreamFailure("connection refused")
+SILENT = StreamFailure("timeout on reading", silent=True)
 
 
 def watcher(random: float = 0.0, max_line: int = 2**20) -> Watcher[Pod]:
@@ -28,7 +28,7 @@ def to_the_stream(watch: Watcher[Pod], now: float = 0) -> Watcher[Pod]:
     for number in range(4):
         assert isinstance(watch.next(now), FetchPage)
         assert watch.page(page([pod("old", 3)], 9, token=f"t{number}"), now) == []
-    assert watch.state is State.STREAM_LISTING
+    assert watch.state is WatchState.STREAM_LISTING
     return watch
 
 
@@ -41,7 +41,7 @@ def listing() -> Watcher[Pod]:
     """A watcher at its first page, after the server refused to stream a list."""
     fresh = streaming()
     fresh.next(0)
-    assert fresh.failed(Failure("sendInitialEvents is forbidden", 422), 0) == []
+    assert fresh.failed(StreamFailure("sendInitialEvents is forbidden", 422), 0) == []
     return fresh
 
 
@@ -52,7 +52,7 @@ def watching(version: int = 10) -> Watcher[Pod]:
     fresh.page(page([], version), 0)
     fresh.next(0)
     fresh.record_open(0)
-    assert fresh.state is State.WATCHING
+    assert fresh.state is WatchState.WATCHING
     return fresh
 
 
@@ -63,7 +63,7 @@ def names(event: Event[Pod]) -> list[str]:
 
 def query(watch: Watcher[Pod], now: float = 0.0) -> dict[str, str]:
     action = watch.next(now)
-    assert not isinstance(action, Wait)
+    assert not isinstance(action, WatchPause)
     return dict(action.query)
 
 

@@ -22,7 +22,7 @@ from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 START_LIMIT = timedelta(minutes=30)
 
 
-class Writes(Struct, frozen=True, kw_only=True):
+class DecisionWrites(Struct, frozen=True, kw_only=True):
     """The writes of a decision, as in `Plan`. `requeue_after` is in seconds."""
 
     applies: tuple[Apply, ...] = ()
@@ -36,7 +36,7 @@ class Writes(Struct, frozen=True, kw_only=True):
         applies: tuple[Apply, ...] = (),
         deletes: tuple[Delete, ...] = (),
         requeue_after: float | None = None,
-    ) -> "Writes":
+    ) -> "DecisionWrites":
         """Return these writes and more, each once, with the sooner of the two times."""
         return replace(
             self,
@@ -46,7 +46,7 @@ class Writes(Struct, frozen=True, kw_only=True):
         )
 
 
-NO_WRITES = Writes()
+NO_WRITES = DecisionWrites()
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     attempt: int
     spec: ResolvedSpec | None = None
     conditions: tuple[ConditionUpdate, ...] = ()
-    writes: Writes = Writes()
+    writes: DecisionWrites = DecisionWrites()
     history: History = History()
     commit: str = ""
     warning: Event | None = None
@@ -86,7 +86,7 @@ def decide(
     known: Known = NOTHING,
     *conditions: ConditionUpdate,
     history: History | None = None,
-    writes: Writes = NO_WRITES,
+    writes: DecisionWrites = NO_WRITES,
     attempt: int | None = None,
     warning: Event | None = None,
 ) -> Decision:
@@ -121,7 +121,7 @@ def decide_on_next(
     why: Reason,
     known: Known = NOTHING,
     *conditions: ConditionUpdate,
-    writes: Writes = NO_WRITES,
+    writes: DecisionWrites = NO_WRITES,
 ) -> Decision:
     """Return the decision on a next attempt that waits, while the last gang ends.
 

@@ -18,7 +18,7 @@ from torchrun_controller.reconcile.job.decisions import (
     NOTHING,
     START_LIMIT,
     Decision,
-    Writes,
+    DecisionWrites,
     decide,
     seconds_to_start,
 )
@@ -51,7 +51,7 @@ def deadline_exceeded(assessment: Assessment) -> Decision | None:
         State.DEADLINE_EXCEEDED,
         Reason("DeadlineExceeded", message),
         know_gang(assessment),
-        writes=Writes(deletes=deletes),
+        writes=DecisionWrites(deletes=deletes),
     )
 
 
@@ -73,14 +73,14 @@ def suspended(assessment: Assessment) -> Decision | None:
         Reason("Suspending", ""),
         cause=Reason("Suspended", "spec.suspend was set to true."),
         history=history,
-        writes=Writes(deletes=end_preparations(observed.workspace, serving=False)),
+        writes=DecisionWrites(deletes=end_preparations(observed.workspace, serving=False)),
         helper_pods=helper_pods,
     )
     if stopping is not None:
         return stopping
     why = Reason("Suspended", "spec.suspend is true. Only the PVCs remain.")
     claim_name = names.workspace_claim(observed.job.metadata.name)
-    writes = Writes(deletes=release_terminating(observed.workspace, claim_name))
+    writes = DecisionWrites(deletes=release_terminating(observed.workspace, claim_name))
     return decide(assessment, State.SUSPENDED, why, history=history, writes=writes)
 
 
@@ -152,7 +152,7 @@ def start_timed_out(assessment: Assessment) -> Decision | None:
         assessment,
         State.START_POSTPONED,
         Reason(START_TIMEOUT, message),
-        writes=Writes(requeue_after=(next_start - now).total_seconds()),
+        writes=DecisionWrites(requeue_after=(next_start - now).total_seconds()),
     )
 
 
@@ -170,7 +170,7 @@ def stop(
     *,
     cause: Reason,
     history: History,
-    writes: Writes = NO_WRITES,
+    writes: DecisionWrites = NO_WRITES,
     helper_pods: Iterable[Pod] = (),
 ) -> Decision | None:
     """Return the decision until no pod of the gang and no helper pod runs; None after that.

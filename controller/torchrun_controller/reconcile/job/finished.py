@@ -12,7 +12,7 @@ from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_
 from torchrun_controller.reconcile.gang.state import failure_reason
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
-from torchrun_controller.reconcile.job.decisions import Writes
+from torchrun_controller.reconcile.job.decisions import DecisionWrites
 from torchrun_controller.reconcile.job.status import count_beside_head, own_part
 from torchrun_controller.reconcile.job.writes import build_plan
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
@@ -40,7 +40,9 @@ def job_finished(assessment: Assessment) -> Plan | None:
     deletes, seconds_left = _clean_up(replace(observed, job=past_job), assessment.reliability, now)
     job = observed.job if seconds_left is None else past_job
     composed = _compose(job, observed.gang, observed.refused, now)
-    return build_plan(assessment, Writes(deletes=deletes), composed, requeue_after=seconds_left)
+    return build_plan(
+        assessment, DecisionWrites(deletes=deletes), composed, requeue_after=seconds_left
+    )
 
 
 def _clean_up(

@@ -19,8 +19,8 @@ from torchrun_controller.reconcile.job.assess import (
 )
 from torchrun_controller.reconcile.job.decisions import (
     Decision,
+    DecisionWrites,
     Known,
-    Writes,
     decide,
     decide_on_next,
 )
@@ -138,7 +138,7 @@ def workspace_not_ready(assessment: Assessment) -> Decision | None:
         return None
     is_refused = step.state is SyncState.REFUSED
     state, why = State.WORKSPACE_REFUSED if is_refused else State.WORKSPACE_SYNCING, step.why
-    writes = Writes(
+    writes = DecisionWrites(
         applies=step.applies,
         deletes=step.deletes,
         status_before_deletes=step.status_before_deletes,
@@ -148,7 +148,7 @@ def workspace_not_ready(assessment: Assessment) -> Decision | None:
     timeout = assessment.reliability.sync_timeout
     seconds_left = sync_left(assessment.observed.job.status, timeout, assessment.now)
     if refusal is not None:
-        (state, why), writes = refusal, Writes()
+        (state, why), writes = refusal, DecisionWrites()
     elif timeout is not None and seconds_left is not None and seconds_left <= 0:
         message = f"The workspace was not ready within {timeout.total_seconds():.0f} s"
         why = Reason("SyncTimeout", f"{message} (syncTimeoutSeconds). {why.message}")
@@ -215,7 +215,7 @@ def nodes_not_read(assessment: Assessment) -> Decision | None:
         State.NODES_AWAITED,
         Reason(NOT_READ, message),
         _with_dependencies(assessment),
-        writes=Writes(requeue_after=NODES_RETRY),
+        writes=DecisionWrites(requeue_after=NODES_RETRY),
     )
 
 
@@ -270,7 +270,7 @@ def create_gang(assessment: Assessment) -> Decision:
         _with_dependencies(assessment),
         attempt=new_gang.attempt,
         history=replace(next_attempt.history, restarts_in_place=0),
-        writes=Writes(applies=new_gang.applies, deletes=deletes),
+        writes=DecisionWrites(applies=new_gang.applies, deletes=deletes),
         warning=_rendezvous_fallback(new_gang.spec),
     )
 

@@ -8,7 +8,13 @@ from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT, describe_
 from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
-from torchrun_controller.reconcile.job.decisions import NOTHING, Decision, Known, Writes, decide
+from torchrun_controller.reconcile.job.decisions import (
+    NOTHING,
+    Decision,
+    DecisionWrites,
+    Known,
+    decide,
+)
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang, ObservedWorkspace
@@ -71,7 +77,7 @@ def gang_failed(assessment: Assessment) -> Decision | None:
         Reason(end.why.reason, end.why.message + because),
         know_gang(assessment),
         history=end.history,
-        writes=Writes(deletes=assessment.survivors),
+        writes=DecisionWrites(deletes=assessment.survivors),
     )
 
 
@@ -86,7 +92,7 @@ def backing_off(assessment: Assessment) -> Decision | None:
         wait.why,
         know_gang(assessment),
         history=end.history,
-        writes=Writes(deletes=assessment.survivors, requeue_after=wait.seconds_left),
+        writes=DecisionWrites(deletes=assessment.survivors, requeue_after=wait.seconds_left),
     )
 
 
@@ -128,7 +134,7 @@ def gang_exists(assessment: Assessment) -> Decision | None:
     return decide(assessment, state, why, know_gang(assessment), *conditions, writes=writes)
 
 
-def _keep_running(assessment: Assessment) -> tuple[Writes, tuple[ConditionUpdate, ...]]:
+def _keep_running(assessment: Assessment) -> tuple[DecisionWrites, tuple[ConditionUpdate, ...]]:
     """Return what a gang needs: its PVC, its Service, its launcher instructions; and a warning."""
     observed, now, gang_state = assessment.observed, assessment.now, assessment.gang
     assert gang_state is not None
@@ -140,7 +146,7 @@ def _keep_running(assessment: Assessment) -> tuple[Writes, tuple[ConditionUpdate
     instructions = gate.instruct_launchers(
         job, gang, workspace, blocking_pods, assessment.new_restarts, now
     )
-    writes = Writes(
+    writes = DecisionWrites(
         applies=(*missing_claims, *assessment.missing_service, *instructions),
         deletes=cleanup.end_stale_pods(job, gang),
         requeue_after=soonest(gang_state.seconds_left, gate.next_repeat(gang, now)),

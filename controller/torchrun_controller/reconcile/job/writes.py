@@ -10,7 +10,7 @@ from torchrun_controller.reconcile.gang import cleanup
 from torchrun_controller.reconcile.gang.gang import stale_attempts
 from torchrun_controller.reconcile.job import refusals
 from torchrun_controller.reconcile.job.assess import Assessment
-from torchrun_controller.reconcile.job.decisions import Writes
+from torchrun_controller.reconcile.job.decisions import DecisionWrites
 from torchrun_controller.reconcile.job.status import own_part
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import (
@@ -29,20 +29,20 @@ from torchrun_controller.reconcile.model.times import find_end
 from torchrun_controller.reconcile.pods.lifecycle import alive, attempt_of
 from torchrun_controller.reconcile.schedulers import groups
 
-Leftovers: TypeAlias = Callable[[Observed, Writes], tuple[Delete, ...]]
+Leftovers: TypeAlias = Callable[[Observed, DecisionWrites], tuple[Delete, ...]]
 
 
-def resized_jobs(observed: Observed, writes: Writes) -> tuple[Delete, ...]:
+def resized_jobs(observed: Observed, writes: DecisionWrites) -> tuple[Delete, ...]:
     """Delete the Jobs that a resize has replaced."""
     return cleanup.delete_resized_jobs(observed.job, observed.gang, writes.deletes)
 
 
-def unused_groups(observed: Observed, writes: Writes) -> tuple[Delete, ...]:
+def unused_groups(observed: Observed, writes: DecisionWrites) -> tuple[Delete, ...]:
     """Delete the groups and suspended Jobs of finished gangs, which would reserve capacity."""
     return groups.delete_unused(observed.job, observed.gang, writes.applies)
 
 
-def headless_jobs(observed: Observed, _: Writes) -> tuple[Delete, ...]:
+def headless_jobs(observed: Observed, _: DecisionWrites) -> tuple[Delete, ...]:
     """Delete the Jobs of workers whose head has no Job."""
     return cleanup.delete_headless_jobs(observed.gang)
 
@@ -54,7 +54,7 @@ LEFTOVERS: tuple[Leftovers, ...] = (resized_jobs, unused_groups, headless_jobs)
 
 def build_plan(
     assessment: Assessment,
-    writes: Writes,
+    writes: DecisionWrites,
     composed: TorchrunJobStatus,
     events: tuple[Event, ...] = (),
     requeue_after: float | None = None,

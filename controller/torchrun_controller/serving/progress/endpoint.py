@@ -32,7 +32,7 @@ from aiohttp import web
 
 from torchrun_api.contract import PROGRESS_PATH
 from torchrun_api.status import Progress
-from torchrun_controller.cache.progress_reports import Key, Reports, Worker
+from torchrun_controller.cache.progress_reports import Key, ReportingWorker, Reports
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import ProgressReport
 from torchrun_controller.serving.connections import SERVER_LOG, ConnectionLimit
@@ -54,7 +54,7 @@ class Workers(Protocol):
     def job_of(self, namespace: str, pod: str, uid: str) -> Key | None:
         """See `InformerFactory.job_of`."""
 
-    def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
+    def worker(self, namespace: str, pod: str, uid: str) -> ReportingWorker | None:
         """See `InformerFactory.worker`."""
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from torchrun_api.contents import Manifest
 from torchrun_runtime.sync.archives.zip import check_space
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.paths import Place, components, refused
-from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree, check_places, too_many
+from torchrun_runtime.sync.paths import PlannedPath, components, refused
+from torchrun_runtime.sync.settings import ArchiveLimits
+from torchrun_runtime.sync.tree import NewTree, check_places, too_many
 
 _PIECE = 1 << 20
 _MOST_GLOBAL_RECORDS = 64
@@ -26,7 +26,7 @@ _GZIP = b"\x1f\x8b"
 _FAULTS = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError)
 
 
-def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
+def extract_tar(archive: Path, tree: Path, limits: ArchiveLimits) -> Manifest:
     """Extract into `tree`, which must not exist; returns the manifest.
 
     Raises ArchiveError with the invalid member; SyncError (WorkspaceFull) if the tree does not fit;
@@ -49,7 +49,7 @@ def extract_tar(archive: Path, tree: Path, limits: Limits) -> Manifest:
 
 
 @contextmanager
-def _tar_file(archive: Path, limits: Limits) -> Iterator[tarfile.TarFile]:
+def _tar_file(archive: Path, limits: ArchiveLimits) -> Iterator[tarfile.TarFile]:
     with ExitStack() as stack:
         raw = stack.enter_context(archive.open("rb"))
         compressed = raw.read(2) == _GZIP
@@ -112,7 +112,7 @@ class _Bounded(io.RawIOBase):
             raise ArchiveError("CompressionRatio", message)
 
 
-def _members(tar_file: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarInfo]:
+def _members(tar_file: tarfile.TarFile, limits: ArchiveLimits) -> Iterator[tarfile.TarInfo]:
     """Yield the members, and drop each: tarfile would keep every one with its headers."""
     count = 0
     while (member := tar_file.next()) is not None:
@@ -133,10 +133,10 @@ def _members(tar_file: tarfile.TarFile, limits: Limits) -> Iterator[tarfile.TarI
         pass  # the data is not needed, but the checksum of gzip follows it
 
 
-def _place(member: tarfile.TarInfo, limits: Limits) -> Place:
+def _place(member: tarfile.TarInfo, limits: ArchiveLimits) -> PlannedPath:
     name = member.name
     if name in (".", "./"):
-        return Place((), directory=True)
+        return PlannedPath((), directory=True)
     path = components(name.removeprefix("./"), limits)
     if member.issym() or member.islnk():
         advice = "tar --hard-dereference" if member.islnk() else "tar -h"
@@ -148,11 +148,13 @@ def _place(member: tarfile.TarInfo, limits: Limits) -> Place:
     if member.size < 0:
         raise refused("InvalidFile", name, "has a negative size")
     size = member.size if member.isreg() else 0
-    return Place(path, member.isdir(), bool(member.mode & 0o111), size)
+    return PlannedPath(path, member.isdir(), bool(member.mode & 0o111), size)
 
 
-def _write(tar_file: tarfile.TarFile, places: list[Place], tree: Path, limits: Limits) -> Manifest:
-    result = Tree(tree)
+def _write(
+    tar_file: tarfile.TarFile, places: list[PlannedPath], tree: Path, limits: ArchiveLimits
+) -> Manifest:
+    result = NewTree(tree)
     remaining = iter(places)
     for member in _members(tar_file, limits):
         place = next(remaining)

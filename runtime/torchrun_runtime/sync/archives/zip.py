@@ -19,9 +19,9 @@ from typing import BinaryIO
 
 from torchrun_api.contents import LARGEST_TEXT, Manifest
 from torchrun_runtime.sync.errors import FULL, ArchiveError, workspace_full
-from torchrun_runtime.sync.paths import Place, components, refuse_collisions, refused
-from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree
+from torchrun_runtime.sync.paths import PlannedPath, components, refuse_collisions, refused
+from torchrun_runtime.sync.settings import ArchiveLimits
+from torchrun_runtime.sync.tree import NewTree
 
 _PIECE = 1 << 20
 # ValueError: a name in a local header that is not UTF-8, although its flag says so.
@@ -49,14 +49,14 @@ _LONGEST_COMMENT = 0xFFFF
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Member(Place):
+class Member(PlannedPath):
     """One accepted member of a zip archive."""
 
     info: zipfile.ZipInfo
 
 
 def extract(
-    archive: Path, tree: Path, limits: Limits, advance: Callable[[], None] = lambda: None
+    archive: Path, tree: Path, limits: ArchiveLimits, advance: Callable[[], None] = lambda: None
 ) -> Manifest:
     """Extract into `tree`, which must not exist; returns the manifest.
 
@@ -92,7 +92,7 @@ def _zip_file(file: BinaryIO) -> zipfile.ZipFile:
 def _write(
     zip_file: zipfile.ZipFile, members: list[Member], directory: Path, advance: Callable[[], None]
 ) -> Manifest:
-    tree = Tree(directory)
+    tree = NewTree(directory)
     for member in members:
         if member.directory:
             tree.add_directory(member)
@@ -124,7 +124,10 @@ def check_space(directory: Path, needed: int) -> None:
 
 
 def accept(
-    entries: Iterable[zipfile.ZipInfo], archive_size: int, directory_start: int, limits: Limits
+    entries: Iterable[zipfile.ZipInfo],
+    archive_size: int,
+    directory_start: int,
+    limits: ArchiveLimits,
 ) -> list[Member]:
     """The members in the order of the archive.
 
@@ -139,7 +142,7 @@ def accept(
     return members
 
 
-def _member(info: zipfile.ZipInfo, limits: Limits) -> Member:
+def _member(info: zipfile.ZipInfo, limits: ArchiveLimits) -> Member:
     name = _name(info)
     directory = name.endswith("/")
     path = components(name, limits)
@@ -208,7 +211,7 @@ def _refuse_overlaps(infos: list[zipfile.ZipInfo], directory_start: int) -> None
         end = start
 
 
-def refuse_size(total: int, limits: Limits) -> None:
+def refuse_size(total: int, limits: ArchiveLimits) -> None:
     """Raises ArchiveError if a workspace has too many bytes."""
     if total > limits.bytes:
         message = (
@@ -218,7 +221,7 @@ def refuse_size(total: int, limits: Limits) -> None:
         raise ArchiveError("WorkspaceTooLarge", message)
 
 
-def _refuse_bomb(total: int, archive_size: int, limits: Limits) -> None:
+def _refuse_bomb(total: int, archive_size: int, limits: ArchiveLimits) -> None:
     refuse_size(total, limits)
     if total > limits.ratio_floor and total > archive_size * limits.ratio:
         message = (

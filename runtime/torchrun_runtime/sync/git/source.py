@@ -20,11 +20,11 @@ from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.git.errors import explain
 from torchrun_runtime.sync.git.tree import Blob, Repository
-from torchrun_runtime.sync.paths import Place
+from torchrun_runtime.sync.paths import PlannedPath
 from torchrun_runtime.sync.programs import Programs
 from torchrun_runtime.sync.report import log
-from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree, check_places
+from torchrun_runtime.sync.settings import ArchiveLimits
+from torchrun_runtime.sync.tree import NewTree, check_places
 
 _PIECE = 1 << 20
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -204,7 +204,7 @@ class Git:
             return SyncError("WorkspaceTooLarge", message, permanent=False)
         return explain(stderr, self._checkout.display_name)
 
-    def list(self, commit: str, limits: Limits) -> Repository:
+    def list(self, commit: str, limits: ArchiveLimits) -> Repository:
         """The files of the commit's subPath. Raises ArchiveError, SyncError."""
         name = f"{commit}:{self._checkout.sub_path}"
         kind = self._programs.text(*self._git, "cat-file", "-t", name)
@@ -225,7 +225,7 @@ class Git:
                 raise SyncError("FetchFailed", message, permanent=False)
         return repository
 
-    def write(self, repository: Repository, tree: Path, limits: Limits) -> Tree:
+    def write(self, repository: Repository, tree: Path, limits: ArchiveLimits) -> NewTree:
         """Write the tree. Raises ArchiveError, SyncError, OSError."""
         with self._programs.reading(*self._git, "cat-file", "--batch") as process:
             assert process.stdin
@@ -234,7 +234,7 @@ class Git:
             repository.read_links(objects.read)
             files = list(repository.files(self._programs.check_time))
             check_places([_place(path, blob) for path, blob in files], limits)
-            result = Tree(tree)
+            result = NewTree(tree)
             pointers: list[str] = []
             for path, blob in files:
                 result.add_file(_place(path, blob), objects.pieces(blob))
@@ -249,8 +249,8 @@ class Git:
         return result
 
 
-def _place(path: tuple[str, ...], blob: Blob) -> Place:
-    return Place(path, executable=blob.executable, size=blob.size)
+def _place(path: tuple[str, ...], blob: Blob) -> PlannedPath:
+    return PlannedPath(path, executable=blob.executable, size=blob.size)
 
 
 def _records(stream: IO[bytes]) -> Iterator[bytes]:

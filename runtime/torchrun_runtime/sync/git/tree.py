@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.paths import Path, components, refused
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 from torchrun_runtime.sync.tree import too_many
 
 _LONGEST_TARGET = 4096  # PATH_MAX
@@ -52,7 +52,7 @@ Node = Blob | Link | Folder
 class Repository:
     """The files of one commit, below one directory of it."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ArchiveLimits) -> None:
         self._limits = limits
         self._root = Folder()
         self._links: list[tuple[Path, Link]] = []

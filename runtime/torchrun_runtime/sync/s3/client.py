@@ -23,7 +23,7 @@ from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.paths import display_name, refused
 from torchrun_runtime.sync.report import log
-from torchrun_runtime.sync.s3.signature import Credentials, sign, target
+from torchrun_runtime.sync.s3.signature import KeyPair, sign, target
 
 _PIECE = 1 << 20
 _LONGEST_PAGE = 16 << 20  # bytes; 1,000 keys of 1,024 bytes, each percent-encoded
@@ -41,7 +41,7 @@ _REGION = re.compile(r"<Region>([a-z0-9-]{1,40})</Region>")
 
 
 @dataclass(frozen=True)
-class Object:
+class BucketObject:
     """One object: size in bytes; etag without its quotes."""
 
     key: str
@@ -50,13 +50,13 @@ class Object:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class BucketEndpoint:
     """Where a bucket is. deadline: by time.monotonic(). scrub: removes secrets from messages."""
 
     location: Location
     addresses: tuple[str, ...]
     bucket: str
-    credentials: Credentials | None
+    credentials: KeyPair | None
     tls: ssl.SSLContext | None
     deadline: float
     scrub: Callable[[str], str] = str
@@ -85,7 +85,7 @@ class _RetryableError(Exception):
 class Bucket:
     """Lists and reads the objects of one bucket. Every method may be called from any thread."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: BucketEndpoint) -> None:
         self.endpoint = endpoint
         self._pools = [_pool(endpoint, address) for address in endpoint.addresses]
 
@@ -94,7 +94,7 @@ class Bucket:
         for pool in self._pools:
             pool.close()
 
-    def list(self, prefix: str) -> Iterator[Object]:
+    def list(self, prefix: str) -> Iterator[BucketObject]:
         """Objects by key, page by page. Raises SyncError."""
         query = {"list-type": "2", "prefix": prefix, "encoding-type": "url"}
         while True:
@@ -110,21 +110,21 @@ class Bucket:
                 raise SyncError("FetchFailed", message, permanent=False)
             query["continuation-token"] = token
 
-    def find(self, key: str) -> Object:
+    def find(self, key: str) -> BucketObject:
         """One object by its key. Raises SyncError."""
 
-        def ask() -> Object:
+        def ask() -> BucketObject:
             # With GET, whose body is not read: the response to a HEAD does not describe errors.
             response = self._get(key, {}, {})
             response.close()
             size = response.headers.get("Content-Length", "")
             if not size.isdecimal():
                 raise SyncError("FetchFailed", f"Object {key!r} has no size.", permanent=False)
-            return Object(key, int(size), _etag(response.headers.get("ETag"), key))
+            return BucketObject(key, int(size), _etag(response.headers.get("ETag"), key))
 
         return self._retried(ask, key)
 
-    def pieces(self, source: Object) -> Iterator[bytes]:
+    def pieces(self, source: BucketObject) -> Iterator[bytes]:
         """The content; continues after a lost connection. Raises SyncError.
 
         Each response must have the ETag of the object. If it is an MD5, the content is checked.
@@ -156,7 +156,7 @@ class Bucket:
             )
             raise SyncError("FetchFailed", message, permanent=False)
 
-    def _open(self, source: Object, offset: int) -> tuple[BaseHTTPResponse, int]:
+    def _open(self, source: BucketObject, offset: int) -> tuple[BaseHTTPResponse, int]:
         """The content from `offset` on, and the number of its bytes to skip."""
         headers = {"if-match": f'"{source.etag}"'} if source.etag else {}
         if offset:
@@ -260,7 +260,7 @@ class Bucket:
             raise SyncError("FetchFailed", message, permanent=False)
 
 
-def _pool(endpoint: Endpoint, address: str) -> HTTPConnectionPool:
+def _pool(endpoint: BucketEndpoint, address: str) -> HTTPConnectionPool:
     timeout = Timeout(connect=_CONNECT_SECONDS, read=_SILENCE_SECONDS)
     port = endpoint.location.port
     if endpoint.tls is None:
@@ -287,7 +287,7 @@ def _urlopen(pool: HTTPConnectionPool, where: str, headers: Mapping[str, str]) -
     )
 
 
-def _objects(page: ElementTree.Element, bucket: str) -> Iterator[Object]:
+def _objects(page: ElementTree.Element, bucket: str) -> Iterator[BucketObject]:
     is_encoded = page.findtext("EncodingType") == "url"  # some gateways ignore encoding-type
     for element in page.iter("Contents"):
         key, size = element.findtext("Key") or "", element.findtext("Size") or ""
@@ -299,7 +299,7 @@ def _objects(page: ElementTree.Element, bucket: str) -> Iterator[Object]:
         if not decoded or not size.isascii() or not size.isdecimal():
             message = f"Bucket {bucket} lists an object without key or size."
             raise SyncError("FetchFailed", message, permanent=False)
-        yield Object(decoded, int(size), _etag(element.findtext("ETag"), decoded))
+        yield BucketObject(decoded, int(size), _etag(element.findtext("ETag"), decoded))
 
 
 def _etag(text: str | None, key: str) -> str:

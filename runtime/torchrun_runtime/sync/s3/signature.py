@@ -16,7 +16,7 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 @dataclass(frozen=True)
-class Credentials:
+class KeyPair:
     """A key pair for one region. session_token: "" unless the pair is temporary."""
 
     access_key_id: str
@@ -33,7 +33,7 @@ def target(path: str, query: Mapping[str, str]) -> str:
 
 
 def sign(
-    credentials: Credentials,
+    credentials: KeyPair,
     method: str,
     host: str,
     signed_target: str,

@@ -20,12 +20,12 @@ from torchrun_runtime.sync.address import (
 from torchrun_runtime.sync.archives.tarball import extract_tar
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.paths import Place, components
-from torchrun_runtime.sync.s3.client import Bucket, Endpoint, Object
-from torchrun_runtime.sync.s3.signature import Credentials
+from torchrun_runtime.sync.paths import PlannedPath, components
+from torchrun_runtime.sync.s3.client import Bucket, BucketEndpoint, BucketObject
+from torchrun_runtime.sync.s3.signature import KeyPair
 from torchrun_runtime.sync.secret import Secret
-from torchrun_runtime.sync.settings import Limits
-from torchrun_runtime.sync.tree import Tree, check_places, too_many
+from torchrun_runtime.sync.settings import ArchiveLimits
+from torchrun_runtime.sync.tree import NewTree, check_places, too_many
 
 _KEY_ID, _KEY = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"
 _REGION, _ENDPOINT, _TOKEN = "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"
@@ -52,7 +52,7 @@ def open_bucket(url: str, secret: Secret, deadline: float) -> tuple[Bucket, str]
         field = ENDPOINT_FIELD
     else:
         bucket, _, key = location.path.partition("/")
-    endpoint = Endpoint(
+    endpoint = BucketEndpoint(
         location=location,
         addresses=resolve(location.host, location.port, field),
         bucket=bucket,
@@ -64,12 +64,12 @@ def open_bucket(url: str, secret: Secret, deadline: float) -> tuple[Bucket, str]
     return Bucket(endpoint), key
 
 
-def _credentials(secret: Secret, region: str) -> Credentials | None:
+def _credentials(secret: Secret, region: str) -> KeyPair | None:
     keys = set(secret.keys())
     if not secret.name or (keys and keys <= _PUBLIC):
         return None
     secret.require(_KEY_ID, _KEY, why="a bucket that is not public is read with a key pair")
-    return Credentials(secret.word(_KEY_ID), secret.text(_KEY), region, secret.word(_TOKEN))
+    return KeyPair(secret.word(_KEY_ID), secret.text(_KEY), region, secret.word(_TOKEN))
 
 
 def _tls(location: Location, secret: Secret) -> ssl.SSLContext | None:
@@ -93,15 +93,17 @@ def is_archive(key: str) -> bool:
     return key.lower().endswith(ARCHIVES)
 
 
-def digest(objects: Iterable[Object]) -> str:
+def digest(objects: Iterable[BucketObject]) -> str:
     """Digest of the content of these objects: SHA-256 of keys, sizes and ETags."""
     lines = sorted(f"{o.key}\0{o.size}\0{o.etag}\n" for o in objects)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place, Object]]:
+def list_prefix(
+    bucket: Bucket, prefix: str, limits: ArchiveLimits
+) -> list[tuple[PlannedPath, BucketObject]]:
     """The files below a prefix, checked. Raises ArchiveError, SyncError."""
-    files: list[tuple[Place, Object]] = []
+    files: list[tuple[PlannedPath, BucketObject]] = []
     for one in bucket.list(prefix):
         if not one.key.startswith(prefix):
             raise ArchiveError("InvalidFile", f"Object {one.key!r} is not below {prefix!r}.")
@@ -111,7 +113,7 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
         path = components(name, limits)
         if name.endswith("/"):
             raise ArchiveError("InvalidFile", f"Object {name!r} is a folder with content.")
-        files.append((Place(path, size=one.size), one))
+        files.append((PlannedPath(path, size=one.size), one))
         if len(files) > limits.entries:
             raise too_many(limits)
     if not files:
@@ -123,9 +125,11 @@ def list_prefix(bucket: Bucket, prefix: str, limits: Limits) -> list[tuple[Place
     return files
 
 
-def read_prefix(bucket: Bucket, files: list[tuple[Place, Object]], tree: Path) -> Manifest:
+def read_prefix(
+    bucket: Bucket, files: list[tuple[PlannedPath, BucketObject]], tree: Path
+) -> Manifest:
     """Write the tree. Raises ArchiveError, SyncError, OSError."""
-    result = Tree(tree)
+    result = NewTree(tree)
     small = [pair for pair in files if pair[1].size <= _SMALL]
     with ThreadPoolExecutor(_THREADS) as pool:
         for batch in _batches(small):
@@ -138,14 +142,21 @@ def read_prefix(bucket: Bucket, files: list[tuple[Place, Object]], tree: Path) -
     return result.manifest
 
 
-def _batches(pairs: list[tuple[Place, Object]]) -> Iterator[list[tuple[Place, Object]]]:
+def _batches(
+    pairs: list[tuple[PlannedPath, BucketObject]],
+) -> Iterator[list[tuple[PlannedPath, BucketObject]]]:
     rest = iter(pairs)
     while batch := list(islice(rest, _BATCH)):
         yield batch
 
 
 def read_archive(
-    bucket: Bucket, archive: Object, sub_path: str, work: Path, tree: Path, limits: Limits
+    bucket: Bucket,
+    archive: BucketObject,
+    sub_path: str,
+    work: Path,
+    tree: Path,
+    limits: ArchiveLimits,
 ) -> Manifest:
     """Unpack one archive, or a folder of it. Raises ArchiveError, SyncError, OSError."""
     if archive.size > limits.bytes:

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from kubectl_torchrun.cluster import client
-from kubectl_torchrun.cluster.backoff import Backoff
-from kubectl_torchrun.cluster.client import Api, ApiError, Unreachable
+from kubectl_torchrun.cluster.backoff import Retries
+from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.slices import JOBS, T
 from torchrun_api.kind import Kind
@@ -18,7 +18,7 @@ from torchrun_api.kind import Kind
 from ..api_server import ApiServer, refusal
 
 
-class Recorder(Backoff):
+class Recorder(Retries):
     """A back-off without delays. `counts`: the failures of each call."""
 
     counts: list[int] = []  # noqa: RUF012
@@ -78,7 +78,7 @@ async def test_the_limit_of_an_outage_begins_with_its_first_failure(
             raise Unreachable("the API server restarts")
 
     monkeypatch.setattr(client.anyio, "current_time", lambda: now)
-    api = Quiet(HttpClient(""), "ns", Backoff(first=0.001, longest=0.01, give_up=300.0))
+    api = Quiet(HttpClient(""), "ns", Retries(first=0.001, longest=0.01, give_up=300.0))
     with pytest.raises(Unreachable):
         async for _ in api.watch(JOBS, {}):
             pass
@@ -89,7 +89,7 @@ async def test_an_event_may_be_large(server: ApiServer) -> None:
     large = "x" * (3 << 20)
     answer_watches(server, iter([event(large)]))
     async with HttpClient(server.url) as http:
-        async for objects in Api(http, "ns", Backoff()).watch(JOBS, {}):
+        async for objects in Api(http, "ns", Retries()).watch(JOBS, {}):
             if objects:
                 assert objects["ns", "run"].metadata.annotations == {"note": large}
                 return
@@ -114,7 +114,7 @@ async def test_a_request_is_repeated_with_new_credentials(server: ApiServer) -> 
     server.logs["pod"] = ["line\n"]
     refused = expired_credentials(server)
     async with HttpClient(server.url) as http:
-        api = Api(http, "ns", Backoff())
+        api = Api(http, "ns", Retries())
         await api.annotate(JOBS, "run", {"note": "new"})
         assert (await api.get(JOBS, "run")).metadata.annotations == {"note": "new"}
         async with api.log("pod", "trainer", {}) as lines:
@@ -134,12 +134,12 @@ async def blocks() -> AsyncIterator[bytes]:
 async def test_a_user_who_is_not_logged_in_gets_the_error(server: ApiServer) -> None:
     server.hooks.append(lambda _: refusal(401, "Unauthorized"))
     async with HttpClient(server.url) as http:
-        api = Api(http, "ns", Backoff())
-        with pytest.raises(ApiError, match="Unauthorized"):
+        api = Api(http, "ns", Retries())
+        with pytest.raises(RequestError, match="Unauthorized"):
             await api.get(JOBS, "run")
-        with pytest.raises(ApiError, match="Unauthorized"):
+        with pytest.raises(RequestError, match="Unauthorized"):
             await api.ask_pod("pod", "GET", "/v1/upload")
-        with pytest.raises(ApiError, match="Unauthorized"):
+        with pytest.raises(RequestError, match="Unauthorized"):
             async with api.log("pod", "trainer", {}):
                 pass
     assert len(server.requests) == 6
@@ -167,10 +167,10 @@ async def test_what_is_no_answer_of_an_api_server_is_told_in_a_sentence(
     monkeypatch.setattr(client, "_BUSY_SECONDS", 0.0)
     server.hooks.append(lambda _: web.Response(status=code, text=text))
     async with HttpClient(server.url) as http:
-        with pytest.raises((Unreachable, ApiError)) as caught:
-            await Api(http, "ns", Backoff(first=0.001)).get(JOBS, "run")
+        with pytest.raises((Unreachable, RequestError)) as caught:
+            await Api(http, "ns", Retries(first=0.001)).get(JOBS, "run")
     error = caught.value
-    assert (error.message if isinstance(error, ApiError) else str(error)) == message
+    assert (error.message if isinstance(error, RequestError) else str(error)) == message
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ async def test_an_error_of_the_connection_has_words(
 
     monkeypatch.setattr(HttpClient, "request", fail)
     with pytest.raises(Unreachable) as caught:
-        await Api(HttpClient(), "ns", Backoff()).get(JOBS, "run")
+        await Api(HttpClient(), "ns", Retries()).get(JOBS, "run")
     assert str(caught.value).rstrip(".") == f"Cannot connect to the API server: {message}"
 
 
@@ -205,7 +205,7 @@ async def test_a_slow_answer_and_a_busy_server_are_told_once(
     busy = [refusal(500, "etcd has no leader") for _ in range(4)]
     server.hooks.append(lambda _: busy.pop() if busy else None)
     async with HttpClient(server.url) as http:
-        api = Api(http, "ns", Backoff(first=0.2, longest=0.2))
+        api = Api(http, "ns", Retries(first=0.2, longest=0.2))
         await api.get(JOBS, "run")
     text = "etcd has no leader\nStill trying. Press Ctrl-C to stop.\n"
     assert capsys.readouterr().err == text

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.backoff import Retries
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.job_watch import JobWatch
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 
@@ -31,8 +31,8 @@ def pod(name: str, uid: str, *, owned: bool) -> Pod:
 @pytest.mark.parametrize("owned", [True, False], ids=["sync pod", "worker"])
 @pytest.mark.parametrize("first", ["job", "pods"])
 def test_pods_of_a_deleted_job_do_not_count(owned: bool, first: str) -> None:
-    job_watch = JobWatch(Api(HttpClient(""), "ns", Backoff()), "run")
-    job = msgspec.convert({"metadata": {"name": "run", "uid": "new"}}, Job)
+    job_watch = JobWatch(Api(HttpClient(""), "ns", Retries()), "run")
+    job = msgspec.convert({"metadata": {"name": "run", "uid": "new"}}, JobSlice)
     pods = {name: pod(name, name, owned=owned) for name in ("old", "new")}
     if first == "job":
         job_watch.show_job(job)
@@ -44,8 +44,8 @@ def test_pods_of_a_deleted_job_do_not_count(owned: bool, first: str) -> None:
 
 
 def test_a_job_that_replaces_the_known_one_counts_as_deleted() -> None:
-    job_watch = JobWatch(Api(HttpClient(""), "ns", Backoff()), "run", uid="old")
-    job_watch.show_job(msgspec.convert({"metadata": {"name": "run", "uid": "new"}}, Job))
+    job_watch = JobWatch(Api(HttpClient(""), "ns", Retries()), "run", uid="old")
+    job_watch.show_job(msgspec.convert({"metadata": {"name": "run", "uid": "new"}}, JobSlice))
     assert job_watch.has_read
     assert job_watch.job is None
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kubectl_torchrun.cluster.backoff import Backoff
-from kubectl_torchrun.cluster.client import ApiError, Unreachable, connect
+from kubectl_torchrun.cluster.backoff import Retries
+from kubectl_torchrun.cluster.client import RequestError, Unreachable, connect
 from kubectl_torchrun.cluster.kubectl import (
     LastLines,
     Target,
@@ -34,7 +34,7 @@ from web_server import listening
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
-HASTY = Backoff(first=0.01, longest=0.05, give_up=120)
+HASTY = Retries(first=0.01, longest=0.05, give_up=120)
 
 
 def kubeconfig(directory: Path, server: str, namespace: str = "") -> Target:
@@ -289,7 +289,7 @@ async def test_a_refusal_has_status_and_message(
         proxy_to(url, tmp_path) as socket,
         connect(socket, "ns") as api,
     ):
-        with pytest.raises(ApiError, match="not you") as caught:
+        with pytest.raises(RequestError, match="not you") as caught:
             await api.list(QUEUES)
     assert (caught.value.status, caught.value.reason) == (403, "Forbidden")
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kubectl_torchrun.cluster import lifecycle, wait
 from kubectl_torchrun.cluster.job_watch import JobWatch
-from kubectl_torchrun.cluster.slices import Job, JobStatusSlice
+from kubectl_torchrun.cluster.slices import JobSlice, JobStatusSlice
 from kubectl_torchrun.cluster.wait import check, met
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload import submission
@@ -185,7 +185,7 @@ def test_cancel_asks_on_a_terminal(
     assert (("torchrunjobs", "run") in laptop.server.objects) != deleted
 
 
-def begin_limit_at(monkeypatch: pytest.MonkeyPatch, state: Callable[[Job], bool]) -> None:
+def begin_limit_at(monkeypatch: pytest.MonkeyPatch, state: Callable[[JobSlice], bool]) -> None:
     """Begin the limit of --wait when the command has read this state, which may take longer."""
     until = wait.until
 
@@ -275,14 +275,14 @@ def test_a_job_that_is_deleted_during_the_wait(laptop: Laptop) -> None:
 
 
 def test_which_values_are_conditions() -> None:
-    job = Job()
+    job = JobSlice()
     assert not met(job, "Running")
     assert met(None, "Deleted")
     assert not met(None, "Running")
     assert not met(job, "Deleted")
     for phase, has_run in (("Succeeded", True), ("Failed", False), ("Suspended", False)):
-        assert met(Job(status=JobStatusSlice(phase=phase)), "Running") == has_run
-    assert not met(Job(status=JobStatusSlice(phase="Running")), "Succeeded")
+        assert met(JobSlice(status=JobStatusSlice(phase=phase)), "Running") == has_run
+    assert not met(JobSlice(status=JobStatusSlice(phase="Running")), "Succeeded")
     assert check("workspaceready") == "WorkspaceReady"
     with pytest.raises(UsageProblem, match="Valid values: Pending"):
         check("x")

@@ -8,7 +8,7 @@ import pytest
 from kubectl_torchrun.cluster import narrator
 from kubectl_torchrun.cluster.job_watch import JobState
 from kubectl_torchrun.cluster.narrator import NO_CONTROLLER, Narrator
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.terminal import Terminal
 
 # At this second, the job has this phase, reason, message and attempt.
@@ -74,7 +74,7 @@ def test_a_line_for_each_phase(monkeypatch: pytest.MonkeyPatch, name: str) -> No
         now = float(at)
         status = {"phase": phase, "reason": reason, "message": message, "attempt": attempt}
         status["restartsInPlace"] = int("restart" in message)
-        state.job = msgspec.convert({"status": status}, Job)
+        state.job = msgspec.convert({"status": status}, JobSlice)
         told.catch_up()
     lines = [line for line in err.getvalue().splitlines() if not line.startswith("Still")]
     assert lines == expected

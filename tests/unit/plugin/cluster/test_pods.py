@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.backoff import Retries
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.pods import Ranks, ranks_of
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from torchrun_api.json import JsonObject
 
 from ..api_server import ApiServer
@@ -50,4 +50,6 @@ async def test_ranks_of_each_node(
     server.put("torchrunqueues", "gpu", spec=queue)
     body = {"spec": {"jobQueue": "gpu", **spec}, "status": {"numNodes": 5, "gpus": gpus}}
     async with HttpClient(server.url) as client:
-        assert await ranks_of(Api(client, "ns", Backoff()), msgspec.convert(body, Job)) == ranks
+        assert (
+            await ranks_of(Api(client, "ns", Retries()), msgspec.convert(body, JobSlice)) == ranks
+        )

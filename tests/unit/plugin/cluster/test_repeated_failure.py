@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from kubectl_torchrun.cluster.repeated_failure import find_repeated_failure
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from torchrun_api.json import JsonObject
 
 BAD_BATCH = "ValueError: bad batch (64)"
@@ -26,8 +26,8 @@ def end(number: int, message: str = BAD_BATCH, **fields: object) -> JsonObject:
     )
 
 
-def job(*attempts: JsonObject, **status: object) -> Job:
-    return msgspec.convert({"status": {"attempts": attempts, **status}}, Job)
+def job(*attempts: JsonObject, **status: object) -> JobSlice:
+    return msgspec.convert({"status": {"attempts": attempts, **status}}, JobSlice)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def job(*attempts: JsonObject, **status: object) -> Job:
         ),
     ],
 )
-def test_an_exception_that_repeats(observed: Job) -> None:
+def test_an_exception_that_repeats(observed: JobSlice) -> None:
     repeated = find_repeated_failure(observed)
     assert repeated is not None
     assert repeated.exception == BAD_BATCH
@@ -79,5 +79,5 @@ def test_addresses_of_objects_may_differ() -> None:
         pytest.param(job(end(0), end(1), end(2), progress={"step": 1}), id="a step, time unknown"),
     ],
 )
-def test_no_repeated_failure(observed: Job) -> None:
+def test_no_repeated_failure(observed: JobSlice) -> None:
     assert find_repeated_failure(observed) is None

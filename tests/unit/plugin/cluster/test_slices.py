@@ -93,7 +93,9 @@ def read(kind: Kind[Any], bodies: list[Any]) -> Listed[Any]:
     return listed
 
 
-def show(jobs: Sequence[slices.Job], pods: Sequence[Pod], queues: Sequence[slices.Queue]) -> None:
+def show(
+    jobs: Sequence[slices.JobSlice], pods: Sequence[Pod], queues: Sequence[slices.QueueSlice]
+) -> None:
     shown = [*job_table(jobs, True, 80), *waiting_table(jobs, True, None)]
     shown += queue_table(queues, jobs, True, 80)
     for job in jobs:
@@ -102,13 +104,13 @@ def show(jobs: Sequence[slices.Job], pods: Sequence[Pod], queues: Sequence[slice
     "\n".join(escape(line) for line in shown).encode()
 
 
-@given(shapes(slices.Job), st.lists(shapes(PODS.type), max_size=2), shapes(slices.Queue))
+@given(shapes(slices.JobSlice), st.lists(shapes(PODS.type), max_size=2), shapes(slices.QueueSlice))
 @example({"metadata": {"creationTimestamp": "2026-01-01T00:00:00"}}, [], {})
 def test_odd_values_are_shown(job: Any, pods: list[Any], queue: Any) -> None:
     show(read(JOBS, [job]).items, read(PODS, pods).items, read(QUEUES, [queue]).items)
 
 
-@given(st.lists(broken(slices.Job), max_size=3), broken(PODS.type), broken(slices.Queue))
+@given(st.lists(broken(slices.JobSlice), max_size=3), broken(PODS.type), broken(slices.QueueSlice))
 def test_broken_objects_are_shown_or_named(jobs: list[Any], pod: Any, queue: Any) -> None:
     show(read(JOBS, jobs).items, read(PODS, [pod]).items, read(QUEUES, [queue]).items)
 

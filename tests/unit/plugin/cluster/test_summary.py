@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.cluster.summary import status_lines
 
 
@@ -14,6 +14,6 @@ def test_each_end_says_what_ended() -> None:
         {**end, "number": 1, "round": 2},
         {**end, "number": 1},
     ]
-    job = msgspec.convert({"status": {"phase": "Queued", "attempts": ends}}, Job)
+    job = msgspec.convert({"status": {"phase": "Queued", "attempts": ends}}, JobSlice)
     lines = [line.strip().removesuffix(" ended at 03:04:05 UTC: m") for line in status_lines(job)]
     assert lines[-2:] == ["attempt 1, round 2", "attempt 1"]

@@ -1,12 +1,12 @@
 """A cluster as values: the responses that the checks of doctor read."""
 
-from kubectl_torchrun.cluster.client import ApiError, Unreachable
+from kubectl_torchrun.cluster.client import RequestError, Unreachable
 from kubectl_torchrun.cluster.slices import Status
 from kubectl_torchrun.doctor.snapshot import Answer, ClusterSnapshot
 from torchrun_api.json import JsonObject, JsonValue
 
-FORBIDDEN = ApiError(403, Status(message="you may not"))
-MISSING = ApiError(404, Status(message="not found"))
+FORBIDDEN = RequestError(403, Status(message="you may not"))
+MISSING = RequestError(404, Status(message="not found"))
 BROKEN = Unreachable("connection lost")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kubectl_torchrun.cluster.client import ApiError, Unreachable
+from kubectl_torchrun.cluster.client import RequestError, Unreachable
 from kubectl_torchrun.doctor.controller import (
     OLDEST_MINOR,
     check_kinds,
@@ -260,7 +260,7 @@ def test_a_cluster_has_these_lines(
 )
 @pytest.mark.parametrize("error", [FORBIDDEN, BROKEN], ids=["forbidden", "broken"])
 def test_what_cannot_be_read_is_not_judged(check: Check, answer: str, error: Answer) -> None:
-    with pytest.raises((ApiError, Unreachable)):
+    with pytest.raises((RequestError, Unreachable)):
         check(play(**{answer: error}))
 
 

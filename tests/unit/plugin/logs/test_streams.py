@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.backoff import Retries
 from kubectl_torchrun.cluster.client import Api, split_lines
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.logs.follow import follow
 from kubectl_torchrun.logs.streams import ALL, Cursor, LineFormat, View, Window, merged
 from kubectl_torchrun.terminal import Terminal
@@ -25,7 +25,7 @@ from web_server import listening
 from ..api_server import refusal
 from ..laptop import Laptop
 
-HASTY = Backoff(first=0.001, longest=0.01, give_up=120)
+HASTY = Retries(first=0.001, longest=0.01, give_up=120)
 
 
 def stamped(second: int, nano: int, text: str) -> str:
@@ -123,7 +123,7 @@ async def test_following_neither_loses_nor_repeats_lines(cuts: list[int], ends: 
     out = io.StringIO()
     async with kubelet.serve() as api:
         job_watch = JobWatch(api, "job")
-        job_watch.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        job_watch.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, JobSlice))
         kubelet.pods = [worker(0, ended=False)]
 
         class Watched(Terminal):
@@ -143,7 +143,7 @@ async def test_workers_before_the_first_watch_event_are_read() -> None:
     out = io.StringIO()
     async with kubelet.serve() as api:
         job_watch = JobWatch(api, "job")
-        job_watch.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, Job))
+        job_watch.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, JobSlice))
         assert await run(api, job_watch, Terminal(out, io.StringIO())) == 0
     assert out.getvalue() == "[0] line 0\n"
 
@@ -156,7 +156,7 @@ async def test_selected_ranks_and_the_root_cause() -> None:
         job_watch = JobWatch(api, "job")
         kubelet.pods = [worker(0), worker(1)]
         status = {"phase": "Failed", "lastFailure": failure}
-        job_watch.show_job(msgspec.convert({"status": status}, Job))
+        job_watch.show_job(msgspec.convert({"status": status}, JobSlice))
         assert await run(api, job_watch, Terminal(out, err), 1) == 1
     assert out.getvalue() == "[1] line 2\n[1] line 3\n"
     assert err.getvalue().splitlines() == [

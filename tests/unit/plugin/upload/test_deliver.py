@@ -14,12 +14,12 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
-from kubectl_torchrun.cluster.backoff import Backoff
+from kubectl_torchrun.cluster.backoff import Retries
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
-from kubectl_torchrun.cluster.slices import Job
+from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.errors import RunProblem, UploadProblem
 from kubectl_torchrun.terminal import Terminal
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.long  # processes
 
 HERE = ClusterNamespace("https://cluster", "ns")
 
-HASTY = Backoff(first=0.01, longest=0.1, give_up=600)
+HASTY = Retries(first=0.01, longest=0.1, give_up=600)
 SHA = "ab" * 32
 WEIGHTS = Random(1).randbytes(18 << 20)
 
@@ -82,14 +82,16 @@ def sync_pod(
     return msgspec.convert({"metadata": metadata, "status": status}, Pod)
 
 
-def job(phase: str = "Syncing", reason: str = "", ready: bool = False, sha256: str = SHA) -> Job:
+def job(
+    phase: str = "Syncing", reason: str = "", ready: bool = False, sha256: str = SHA
+) -> JobSlice:
     condition = {"type": "WorkspaceReady", "status": "True" if ready else "False"}
     return msgspec.convert(
         {
             "metadata": {"name": "job", "annotations": {"torchrun.ai/workspace-sha256": sha256}},
             "status": {"phase": phase, "reason": reason, "message": "m", "conditions": [condition]},
         },
-        Job,
+        JobSlice,
     )
 
 
@@ -230,7 +232,7 @@ async def test_an_upload_broken_ten_times_at_random_arrives_identical(
 
 async def test_the_wait_for_a_listening_pod_is_bounded(pod: SyncPod, workspace: Workspace) -> None:
     pod.kill()
-    impatient = Backoff(first=0.01, longest=0.05, give_up=0.3)
+    impatient = Retries(first=0.01, longest=0.05, give_up=0.3)
     async with within_reach(pod, workspace) as (api, job_watch, _):
         with pytest.raises(UploadProblem, match=r"GaveUp"):
             await deliver(
@@ -278,7 +280,7 @@ async def test_a_timeout_shows_the_message_of_the_job(pod: SyncPod, workspace: W
             await deliver(api, job_watch, terminal(), workspace, pod_wait=0.2, token="t")
 
 
-async def found(observed: Job | None, *pods: Pod) -> str | Arrived | None:
+async def found(observed: JobSlice | None, *pods: Pod) -> str | Arrived | None:
     job_watch = JobWatch(Api(HttpClient(), "ns", HASTY), "job")
     job_watch.show_job(observed)
     job_watch.show_pods({pod.metadata.name: pod for pod in pods})

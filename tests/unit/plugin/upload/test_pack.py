@@ -17,12 +17,12 @@ from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload import pack
 from kubectl_torchrun.upload.cache import UploadCache, Workspace
-from kubectl_torchrun.upload.pack import Limits
+from kubectl_torchrun.upload.pack import UploadLimits
 from kubectl_torchrun.upload.tree import scan
 from profiles import examples
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.settings import Limits as SyncLimits
+from torchrun_runtime.sync.settings import UploadLimits as SyncLimits
 
 PARTS = st.text(
     st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="/\\"),
@@ -163,14 +163,14 @@ def test_the_limits_are_those_of_the_sync_pod() -> None:
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (Limits(files=1), r"has 2 files; the limit is 1\.\n  (data|x\.py): 1 files"),
-        (Limits(size=100), r"has 3\.0 KiB; the limit is 100 B\.\n  data: 3\.0 KiB"),
-        (Limits(path=4), "'data/x' is longer than 4 bytes"),
-        (Limits(depth=1), "'data/x' has more than 1 directories"),
+        (UploadLimits(files=1), r"has 2 files; the limit is 1\.\n  (data|x\.py): 1 files"),
+        (UploadLimits(size=100), r"has 3\.0 KiB; the limit is 100 B\.\n  data: 3\.0 KiB"),
+        (UploadLimits(path=4), "'data/x' is longer than 4 bytes"),
+        (UploadLimits(depth=1), "'data/x' has more than 1 directories"),
     ],
 )
 def test_a_tree_over_a_limit_is_refused_with_the_reason(
-    tmp_path: Path, limits: Limits, message: str
+    tmp_path: Path, limits: UploadLimits, message: str
 ) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_bytes(b"x" * 3072)
@@ -286,6 +286,6 @@ def test_a_file_that_outgrows_the_zip_format_is_named(
 
 def test_data_that_looks_like_a_zip_bomb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "zeros").write_bytes(bytes(100_000))
-    limits = Limits(ratio=10, ratio_floor=1000)
+    limits = UploadLimits(ratio=10, ratio_floor=1000)
     with tempfile.TemporaryFile() as file, pytest.raises(UsageProblem, match="nearly all zeros"):
         pack.write(listed(tmp_path), [0], file, limits=limits)

@@ -14,7 +14,7 @@ import pytest
 
 from torchrun_runtime.launch import fencing, supervise
 from torchrun_runtime.launch.cause import LaunchError
-from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
+from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, OlderWorker, take_over
 from torchrun_runtime.launch.podinfo import pass_gate
 from torchrun_runtime.launch.supervise import StopRequest
 from unit.runtime.launching import Launcher
@@ -53,7 +53,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fencing, "_ANSWER_SECONDS", HUGE)
 
 
-def begin(state: str, gang: GangId, *unfenced: Worker, index: str = "0", wait: float = 0.0) -> None:
+def begin(
+    state: str, gang: GangId, *unfenced: OlderWorker, index: str = "0", wait: float = 0.0
+) -> None:
     watchdog = take_over(state, gang, index, list(unfenced), lambda stop_request: None, wait)
     assert watchdog is not None
 
@@ -207,7 +209,7 @@ def test_the_next_gang_may_register_as_another_user(state: str) -> None:
 def test_a_worker_to_fence_must_have_registered_its_watchdog(state: str) -> None:
     begin(state, OLD, index="0")
     with pytest.raises(LaunchError) as caught:
-        begin(state, NEW, Worker(1, 0), Worker(1, 1))
+        begin(state, NEW, OlderWorker(1, 0), OlderWorker(1, 1))
     assert caught.value.reason == "FenceUnproven"
     assert "Worker 1 of attempt 1" in caught.value.message
     assert fencing.read(state, "epoch") == OLD
@@ -216,10 +218,10 @@ def test_a_worker_to_fence_must_have_registered_its_watchdog(state: str) -> None
 def test_the_fence_is_waited_out_once(state: str, capfd: pytest.CaptureFixture[str]) -> None:
     begin(state, OLD, index="1")
     began = time.monotonic()
-    begin(state, NEW, Worker(1, 1), wait=0.5)
+    begin(state, NEW, OlderWorker(1, 1), wait=0.5)
     assert time.monotonic() - began >= 0.5
     assert "until workers of older gangs are fenced" in capfd.readouterr().err
-    begin(state, GangId("uid", 3), Worker(1, 1), wait=HUGE)
+    begin(state, GangId("uid", 3), OlderWorker(1, 1), wait=HUGE)
     assert "fenced" not in capfd.readouterr().err
 
 
@@ -229,7 +231,7 @@ def test_a_wait_of_another_job_does_not_count(
 ) -> None:
     begin(state, OLD)
     Path(state, "passed").write_text(passed)
-    begin(state, NEW, Worker(1, 0), wait=0.2)
+    begin(state, NEW, OlderWorker(1, 0), wait=0.2)
     assert "until workers of older gangs are fenced" in capfd.readouterr().err
 
 
@@ -283,7 +285,7 @@ def test_the_next_gang_waits_until_the_slowest_watch_has_ended_its_ranks() -> No
 def test_no_fence_without_storage(state: str) -> None:
     assert take_over("", NEW, "0", [], lambda stop_request: None) is None
     with pytest.raises(LaunchError) as caught:
-        take_over("", NEW, "0", [Worker(1, 0)], lambda stop_request: None)
+        take_over("", NEW, "0", [OlderWorker(1, 0)], lambda stop_request: None)
     assert caught.value.reason == "FenceUnproven"
 
 
@@ -301,7 +303,7 @@ def test_failed_storage_at_the_start_proves_no_fence(
     monkeypatch.setattr(fencing, "_ANSWER_SECONDS", 0.5)
     os.mkfifo(Path(state, "epoch"))
     with pytest.raises(LaunchError) as caught:
-        take_over(state, NEW, "0", [Worker(1, 0)], lambda stop_request: None)
+        take_over(state, NEW, "0", [OlderWorker(1, 0)], lambda stop_request: None)
     assert caught.value.reason == "Fenced"
     assert "Cannot fence older workers" in caught.value.message
 
@@ -358,8 +360,8 @@ def test_the_fence_annotation_is_read_with_the_go_ahead(tmp_path: Path) -> None:
     order = 'torchrun.ai/fence="2026-01-02T03:04:05Z 0:1 1:3-5,12"'
     annotations.write_text(f'torchrun.ai/start="2"\n{order}\n')
     assert pass_gate(str(annotations), "2") == [
-        Worker(0, 1),
-        *(Worker(1, index) for index in (3, 4, 5, 12)),
+        OlderWorker(0, 1),
+        *(OlderWorker(1, index) for index in (3, 4, 5, 12)),
     ]
     annotations.write_text('torchrun.ai/start="2"\n')
     assert pass_gate(str(annotations), "2") == []

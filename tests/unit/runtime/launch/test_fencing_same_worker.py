@@ -13,7 +13,7 @@ import pytest
 
 from torchrun_runtime.launch import fencing
 from torchrun_runtime.launch.cause import LaunchError
-from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, Worker, take_over
+from torchrun_runtime.launch.fencing import FencingWatchdog, GangId, OlderWorker, take_over
 
 OLD, NEW = GangId("uid", 1), GangId("uid", 2)
 
@@ -31,7 +31,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def begin(
     state: str,
     gang: GangId,
-    *unfenced: Worker,
+    *unfenced: OlderWorker,
     index: str = "0",
     failed_state: str = "",
 ) -> FencingWatchdog | None:
@@ -84,7 +84,7 @@ def test_a_pod_without_an_earlier_one_starts_and_stays_unproven(
     assert "running without the fence" in capfd.readouterr().err
     assert begin("", OLD, failed_state=state) is None
     with pytest.raises(LaunchError) as caught:
-        begin(state, NEW, Worker(1, 0))
+        begin(state, NEW, OlderWorker(1, 0))
     assert caught.value.reason == "FenceUnproven"
 
 
@@ -131,6 +131,6 @@ def test_a_state_directory_that_cannot_be_used_proves_nothing_about_older_worker
     """They may be registered there. The next gang can fence them once the storage works."""
     begin(state, OLD)
     with pytest.raises(LaunchError) as caught:
-        begin("", NEW, Worker(1, 0), failed_state=state)
+        begin("", NEW, OlderWorker(1, 0), failed_state=state)
     assert caught.value.reason == "Fenced"
     assert "Cannot fence older workers" in caught.value.message

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch.cause import LaunchError
-from torchrun_runtime.launch.fencing import Worker
+from torchrun_runtime.launch.fencing import OlderWorker
 from torchrun_runtime.launch.gang.leader import NO_PREDECESSOR, Predecessor
 from torchrun_runtime.launch.podinfo import pass_gate, read_predecessor, workers_in
 from unit.runtime.launching import Launcher
@@ -38,14 +38,14 @@ def test_no_rank_starts_before_the_gate_is_opened(launcher: Launcher, tmp_path: 
 
 def test_the_gate_stays_closed_until_it_is_opened(tmp_path: Path) -> None:
     file = tmp_path / "annotations"
-    passed: list[list[Worker]] = []
+    passed: list[list[OlderWorker]] = []
     waiting = threading.Thread(target=lambda: passed.append(pass_gate(str(file), "2")), daemon=True)
     waiting.start()
     waiting.join(0.5)
     assert waiting.is_alive()
     annotations(file, **{"torchrun.ai/start": "2", "torchrun.ai/fence": "now 1:0"})
     waiting.join(60)
-    assert passed == [[Worker(1, 0)]]
+    assert passed == [[OlderWorker(1, 0)]]
 
 
 def test_an_open_gate_is_noticed_before_a_kubelet_could_write_again(

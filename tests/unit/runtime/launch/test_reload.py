@@ -13,7 +13,7 @@ from ports import free_port
 from torchrun_runtime.launch.rendezvous import of_round
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 from unit.runtime.launching import PYTHONS, Launched, Launcher, changed
 from unit.runtime.syncing import archive
 
@@ -48,7 +48,7 @@ class Pod:
     def publish(self, files: "dict[str, bytes]") -> int:
         zipped = self.claim.incoming / "archive.zip"
         zipped.write_bytes(archive(files))
-        revision = self.claim.publish(extract(zipped, self.claim.new, Limits())).revision
+        revision = self.claim.publish(extract(zipped, self.claim.new, ArchiveLimits())).revision
         for program in self.claim.tree(revision).rglob("*.sh"):
             program.chmod(0o755)
         return revision

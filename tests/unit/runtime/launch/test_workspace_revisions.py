@@ -8,7 +8,7 @@ from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.workspace import SharedWorkspace
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 from unit.runtime.serving import publish
 from unit.runtime.syncing import archive
 from unit.runtime.virtual_time import Clock
@@ -24,7 +24,7 @@ def opened(directory: Path) -> Claim:
 def taken(claim: Claim, files: "dict[str, bytes]") -> int:
     zipped = claim.incoming / "archive.zip"
     zipped.write_bytes(archive(files))
-    return claim.publish(extract(zipped, claim.new, Limits())).revision
+    return claim.publish(extract(zipped, claim.new, ArchiveLimits())).revision
 
 
 def contents(directory: Path) -> "dict[str, bytes]":

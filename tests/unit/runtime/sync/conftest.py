@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.settings import SyncSettings
 from unit.runtime.git_server import GitServer, authority, serving
 
 
@@ -31,10 +31,10 @@ def git_secret(tmp_path: Path, git_pki: Path) -> Path:
 
 
 @pytest.fixture
-def git_settings(tmp_path: Path, git_server: GitServer, git_secret: Path) -> Settings:
+def git_settings(tmp_path: Path, git_server: GitServer, git_secret: Path) -> SyncSettings:
     directory = tmp_path / "claim"
     directory.mkdir()
-    return Settings(
+    return SyncSettings(
         source="git",
         url=git_server.url("train"),
         directory=directory,
@@ -45,7 +45,7 @@ def git_settings(tmp_path: Path, git_server: GitServer, git_secret: Path) -> Set
 
 
 @pytest.fixture
-def git_environment(git_settings: Settings) -> dict[str, str]:
+def git_environment(git_settings: SyncSettings) -> dict[str, str]:
     """The same source and secret for torchrun-sync in a process of its own."""
     return {
         "TORCHRUN_SYNC_SOURCE": git_settings.source,

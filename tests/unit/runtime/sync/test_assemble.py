@@ -10,7 +10,7 @@ from torchrun_api.contents import Entry, Manifest
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.assemble import Assembly
 from torchrun_runtime.sync.claim import Claim
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 from unit.runtime.syncing import archive
 
 
@@ -27,14 +27,14 @@ def test_files_are_copied_where_links_are_not_supported(
     claim.prepare()
     zipped = tmp_path / "archive.zip"
     zipped.write_bytes(archive({"a.sh": b"true"}))
-    [file] = extract(zipped, claim.new, Limits()).entries
+    [file] = extract(zipped, claim.new, ArchiveLimits()).entries
     program = Entry("b.sh", file.sha256, file.size, "755")
     claim.publish(Manifest([file, program._replace(path="a.sh")]))
     (claim.tree(1) / "a.sh").chmod(0o755)
     monkeypatch.setattr(os, "link", refuse)
     if not modes:
         monkeypatch.setattr(os, "chmod", refuse)
-    assembly = Assembly(claim, Manifest([program]), Limits())
+    assembly = Assembly(claim, Manifest([program]), ArchiveLimits())
     assembly.reuse_own_files()
     assert assembly.missing() == []
     assembly.build()
@@ -58,13 +58,13 @@ def test_every_file_and_every_mebibyte_is_progress(
     for holder, name in ((base, "a.bin"), (claim, "b.bin"), (claim, "c.bin")):
         holder.prepare()
         zipped.write_bytes(archive({name: large[name]}))
-        manifests.append(extract(zipped, holder.new, Limits()))
+        manifests.append(extract(zipped, holder.new, ArchiveLimits()))
         if name != "c.bin":
             holder.publish(manifests[-1])
     claim.discard_tree()
     steps = []
     manifest = Manifest([entry for each in manifests for entry in each.entries])
-    assembly = Assembly(claim, manifest, Limits(), lambda: steps.append(len(steps)))
+    assembly = Assembly(claim, manifest, ArchiveLimits(), lambda: steps.append(len(steps)))
     counts = []
     monkeypatch.setattr(os, "link", refuse)
     for work in (

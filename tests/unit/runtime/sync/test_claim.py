@@ -17,21 +17,21 @@ from torchrun_runtime.sync.assemble import Assembly
 from torchrun_runtime.sync.claim import NEW, Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import FetchResult
-from torchrun_runtime.sync.paths import Place
+from torchrun_runtime.sync.paths import PlannedPath
 from torchrun_runtime.sync.receive import open_workflow
-from torchrun_runtime.sync.settings import Limits, Settings
-from torchrun_runtime.sync.tree import Tree
+from torchrun_runtime.sync.settings import ArchiveLimits, SyncSettings
+from torchrun_runtime.sync.tree import NewTree
 
 Removal = Callable[[Path], None]
 
 
-def add(tree: Tree, *names: str) -> None:
+def add(tree: NewTree, *names: str) -> None:
     for name in names:
-        tree.add_file(Place(tuple(name.split("/")), size=len(name)), [name.encode()])
+        tree.add_file(PlannedPath(tuple(name.split("/")), size=len(name)), [name.encode()])
 
 
 def publish(claim: Claim, *names: str) -> Marker:
-    tree = Tree(claim.new)
+    tree = NewTree(claim.new)
     add(tree, *names)
     return claim.publish(tree.manifest)
 
@@ -67,7 +67,7 @@ def test_a_pod_whose_tree_another_one_removes_neither_writes_nor_publishes_it(
     claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost, claim = claim, Claim(claim.directory)
-    tree = Tree(lost.new)
+    tree = NewTree(lost.new)
     add(tree, "first.py")
     tried: list[Path] = []
 
@@ -119,19 +119,19 @@ def test_a_fetch_that_ends_leaves_what_the_next_pod_writes(
     claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     following = Claim(claim.directory)
-    trees: list[Tree] = []
+    trees: list[NewTree] = []
 
-    def lose(settings: Settings, work: Path, tree: Path) -> FetchResult:
-        Tree(tree)
+    def lose(settings: SyncSettings, work: Path, tree: Path) -> FetchResult:
+        NewTree(tree)
         following.prepare()
         following.work.mkdir()
-        trees.append(Tree(following.new))
+        trees.append(NewTree(following.new))
         add(trees[0], "first.py")
         raise SyncError("FetchFailed", "Lost.", permanent=False)
 
     monkeypatch.setattr(fetch, "FETCHERS", {"git": lose})
     with pytest.raises(SyncError):
-        fetch.fetch(Settings(source="git", directory=claim.directory))
+        fetch.fetch(SyncSettings(source="git", directory=claim.directory))
     assert following.work.is_dir()
     add(trees[0], "second.py")
     marker = following.publish(trees[0].manifest)
@@ -145,13 +145,13 @@ def test_a_revision_that_lacks_files_is_published_again(
 ) -> None:
     """A pod of an earlier release on a lost node may have removed them."""
 
-    def write(settings: Settings, work: Path, new: Path) -> FetchResult:
-        tree = Tree(new)
+    def write(settings: SyncSettings, work: Path, new: Path) -> FetchResult:
+        tree = NewTree(new)
         add(tree, "a.py", "sub/b.py")
         return FetchResult("commit", tree.manifest)
 
     monkeypatch.setattr(fetch, "FETCHERS", {"git": write})
-    settings = Settings(source="git", directory=claim.directory, digest="first")
+    settings = SyncSettings(source="git", directory=claim.directory, digest="first")
     first = fetch.fetch(settings)
     settings = replace(settings, digest=source)
     assert fetch.fetch(settings).revision == first.revision
@@ -168,8 +168,8 @@ def test_the_manifest_of_unchanged_content_is_read_once(
 ) -> None:
     """It has up to 200,000 lines."""
 
-    def write(settings: Settings, work: Path, new: Path) -> FetchResult:
-        tree = Tree(new)
+    def write(settings: SyncSettings, work: Path, new: Path) -> FetchResult:
+        tree = NewTree(new)
         add(tree, "a.py")
         return FetchResult("commit", tree.manifest)
 
@@ -182,7 +182,7 @@ def test_the_manifest_of_unchanged_content_is_read_once(
 
     monkeypatch.setattr(fetch, "FETCHERS", {"git": write})
     monkeypatch.setattr(fetch, "Claim", Counted)
-    settings = Settings(source="git", directory=claim.directory, digest="first")
+    settings = SyncSettings(source="git", directory=claim.directory, digest="first")
     first = fetch.fetch(settings)
     assert fetch.fetch(replace(settings, digest="second")).revision == first.revision
     assert len(reads) == 1
@@ -252,7 +252,7 @@ def test_a_manifest_that_cannot_be_read_is_no_empty_one(claim: Claim) -> None:
     marker = publish(claim, "a.py")
     path = claim.tree(1).with_name("manifest")
     text = path.read_text()
-    served = serve.Tree(claim.directory)
+    served = serve.ServedTree(claim.directory)
     path.unlink()
     path.mkdir()
     with pytest.raises(IsADirectoryError):
@@ -292,10 +292,10 @@ def test_a_base_whose_manifest_cannot_be_read_is_not_used(tmp_path: Path) -> Non
     claim = Claim(tmp_path / "claim")
     claim.directory.mkdir()
     claim.prepare()
-    workflow = open_workflow(Settings(base=base.directory), claim)
+    workflow = open_workflow(SyncSettings(base=base.directory), claim)
     assert workflow.pending.base == ""
     manifest = Manifest([Entry("a.py", "0" * 64, 4, "644")])
-    assert Assembly(claim, manifest, Limits()).copy_from_base(base) == 0
+    assert Assembly(claim, manifest, ArchiveLimits()).copy_from_base(base) == 0
 
 
 def test_a_revision_that_cannot_be_moved_stays_whole(

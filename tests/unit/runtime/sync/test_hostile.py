@@ -23,7 +23,7 @@ from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.git.tree import Repository
 from torchrun_runtime.sync.s3 import client as s3_client
-from torchrun_runtime.sync.settings import Limits, Settings
+from torchrun_runtime.sync.settings import ArchiveLimits, SyncSettings
 from unit.runtime import hostile, hostile_tars
 from unit.runtime.hostile_urls import FINE, FOLDERS, FORBIDDEN, GIT_URLS, REFS, S3_URLS
 from unit.runtime.s3_server import Gateway, Reply, Request, behave, listing, serving
@@ -32,14 +32,14 @@ SEED = 20260101
 OF_EACH = 16
 URLS_OF_EACH = 20
 SLOWEST = 5.0  # seconds of CPU, which do not depend on other load
-LIMITS = Limits(
+LIMITS = ArchiveLimits(
     entries=hostile_tars.LIMIT_ENTRIES,
     bytes=hostile_tars.LIMIT_BYTES,
     ratio=20,
     ratio_floor=1 << 20,
 )
 ZIP_LIMITS = replace(LIMITS, bytes=1 << 30)
-FOLDER_LIMITS = Limits()
+FOLDER_LIMITS = ArchiveLimits()
 
 
 def cases(name: str, count: int = OF_EACH) -> Iterator[random.Random]:
@@ -110,7 +110,7 @@ def test_a_valid_tar_archive_is_accepted(tmp_path: Path):
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SyncSettings:
     """Settings for a test that fails as soon as a program starts or a connection is opened."""
 
     def never(*_: object, **__: object) -> None:
@@ -120,10 +120,10 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr("urllib3.util.connection.create_connection", never)
     directory = tmp_path / "claim"
     directory.mkdir()
-    return Settings(source="git", url=FINE, directory=directory, fetch_timeout=120)
+    return SyncSettings(source="git", url=FINE, directory=directory, fetch_timeout=120)
 
 
-def refuse(settings: Settings, *reasons: str) -> SyncError:
+def refuse(settings: SyncSettings, *reasons: str) -> SyncError:
     started = time.process_time()
     with pytest.raises(SyncError) as caught:
         fetch(settings)
@@ -136,7 +136,7 @@ def refuse(settings: Settings, *reasons: str) -> SyncError:
 
 
 @pytest.mark.parametrize("name", GIT_URLS)
-def test_urls_of_repositories(settings: Settings, name: str):
+def test_urls_of_repositories(settings: SyncSettings, name: str):
     expected = "ForbiddenAddress" if name.startswith("forbidden") else "InvalidSource"
     for chance in cases(f"git {name}", URLS_OF_EACH):
         url = GIT_URLS[name](chance)
@@ -145,14 +145,14 @@ def test_urls_of_repositories(settings: Settings, name: str):
 
 
 @pytest.mark.parametrize("name", S3_URLS)
-def test_urls_of_buckets(settings: Settings, name: str):
+def test_urls_of_buckets(settings: SyncSettings, name: str):
     expected = "ForbiddenAddress" if name.startswith("forbidden") else "InvalidSource"
     for chance in cases(f"s3 {name}", URLS_OF_EACH):
         refuse(replace(settings, source="s3", url=S3_URLS[name](chance)), expected)
 
 
 @pytest.mark.parametrize("name", REFS)
-def test_refs(settings: Settings, name: str):
+def test_refs(settings: SyncSettings, name: str):
     for chance in cases(f"ref {name}", URLS_OF_EACH):
         ref = REFS[name](chance)
         refuse(replace(settings, ref=ref), "InvalidSource")
@@ -161,7 +161,7 @@ def test_refs(settings: Settings, name: str):
 
 @pytest.mark.parametrize("name", FOLDERS)
 @pytest.mark.parametrize("source", ["git", "s3"])
-def test_folders(settings: Settings, source: str, name: str):
+def test_folders(settings: SyncSettings, source: str, name: str):
     for chance in cases(f"folder {name}", URLS_OF_EACH):
         refuse(replace(settings, source=source, sub_path=FOLDERS[name](chance)), "InvalidSource")
 
@@ -171,7 +171,7 @@ def test_there_are_a_thousand_urls_and_refs():
 
 
 @pytest.mark.parametrize("address", FORBIDDEN)
-def test_every_spelling_of_a_forbidden_address(settings: Settings, address: str):
+def test_every_spelling_of_a_forbidden_address(settings: SyncSettings, address: str):
     refuse(replace(settings, url=f"https://{address}/a"), "ForbiddenAddress")
     refuse(replace(settings, url=f"ssh://git@{address}:22/a"), "ForbiddenAddress")
     refuse(replace(settings, source="s3", url=f"http://{address}/bucket/a"), "ForbiddenAddress")
@@ -192,7 +192,7 @@ def test_addresses_of_ipv6_in_their_usual_form(url: str, host: str, port: int):
 
 
 def test_a_name_that_resolves_to_a_forbidden_address(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: SyncSettings, monkeypatch: pytest.MonkeyPatch
 ):
     """One forbidden address among several is enough."""
     found = [(0, 0, 0, "", (address, 443)) for address in ("192.0.2.1", "169.254.169.254")]
@@ -207,10 +207,10 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def bucket(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> SyncSettings:
     monkeypatch.setattr(s3_client, "PAUSE", 0.001)
     (tmp_path / "claim").mkdir()
-    return Settings(
+    return SyncSettings(
         source="s3",
         url=gateway.url("bucket/code"),
         directory=tmp_path / "claim",
@@ -220,7 +220,7 @@ def bucket(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_redirects_to_metadata_addresses(bucket: Settings, gateway: Gateway, status: int):
+def test_redirects_to_metadata_addresses(bucket: SyncSettings, gateway: Gateway, status: int):
     for address in FORBIDDEN:
         location = {"Location": f"http://{address}/latest/meta-data/"}
         gateway.answer = lambda _, headers=location: Reply(status=status, headers=headers)
@@ -235,7 +235,7 @@ def test_redirects_to_metadata_addresses(bucket: Settings, gateway: Gateway, sta
         *("code/a\x1b[2J", "code/..", "code/" + "d/" * 100 + "x", "code/" + "p" * 256, "/etc/x"),
     ],
 )
-def test_keys_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, key: str):
+def test_keys_of_a_hostile_gateway(bucket: SyncSettings, gateway: Gateway, key: str):
     gateway.answer = lambda request: (
         Reply(b"x", headers={"ETag": '"e"'}) if request.key else Reply(listing({key: b"x"}))
     )
@@ -245,12 +245,12 @@ def test_keys_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, key: str)
 
 
 @pytest.mark.parametrize("size", ["", "-1", "x", "1e9", "99999999999999999999"])
-def test_sizes_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, size: str):
+def test_sizes_of_a_hostile_gateway(bucket: SyncSettings, gateway: Gateway, size: str):
     gateway.answer = lambda _: Reply(listing({"code/a": b"x"}, size=size))
     refuse(bucket, "FetchFailed", "WorkspaceTooLarge")
 
 
-def test_an_object_longer_than_its_content_length(bucket: Settings, gateway: Gateway):
+def test_an_object_longer_than_its_content_length(bucket: SyncSettings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         if not request.key:
             return Reply(listing({"code/a": b"x"}, etag="e"))
@@ -262,7 +262,7 @@ def test_an_object_longer_than_its_content_length(bucket: Settings, gateway: Gat
 
 
 @pytest.mark.parametrize("name", [*hostile_tars.CLASSES])
-def test_hostile_archives_in_a_bucket(bucket: Settings, gateway: Gateway, name: str):
+def test_hostile_archives_in_a_bucket(bucket: SyncSettings, gateway: Gateway, name: str):
     for chance in cases(f"bucket {name}", 2):
         data = hostile_tars.build(name, chance)
         gateway.answer = behave({"code.tar.gz": data})
@@ -353,7 +353,7 @@ def test_endless_tar_headers(tmp_path: Path, kind: bytes):
 
 
 @pytest.mark.parametrize("etag", ["a&#10;b", "&#8364;", "a" * 2000])
-def test_etags_of_a_hostile_gateway(bucket: Settings, gateway: Gateway, etag: str):
+def test_etags_of_a_hostile_gateway(bucket: SyncSettings, gateway: Gateway, etag: str):
     gateway.answer = lambda _: Reply(listing({"code/a": b"x"}, etag=etag))
     error = refuse(bucket, "FetchFailed")
     assert "ETag" in error.message

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_runtime.sync.paths import Place
-from torchrun_runtime.sync.tree import Tree
+from torchrun_runtime.sync.paths import PlannedPath
+from torchrun_runtime.sync.tree import NewTree
 from unit.runtime.syncing import archive, pod, settings
 
 CODE = archive({"train.py": b"print('hello')", "pkg/data.bin": random.Random(0).randbytes(300_000)})
@@ -19,13 +19,13 @@ def test_reports_progress_while_it_extracts(
 ) -> None:
     """A client gives up a pod that seems to do nothing for minutes."""
     may_go_on = threading.Semaphore(0)
-    write = Tree.add_file
+    write = NewTree.add_file
 
-    def write_slowly(tree: Tree, place: Place, pieces: Iterable[bytes]) -> None:
+    def write_slowly(tree: NewTree, place: PlannedPath, pieces: Iterable[bytes]) -> None:
         may_go_on.acquire()
         write(tree, place, pieces)
 
-    monkeypatch.setattr(Tree, "add_file", write_slowly)
+    monkeypatch.setattr(NewTree, "add_file", write_slowly)
     with pod(settings(tmp_path / "claim")) as server:
         assert server.put(CODE)[0] == 202
         before = server.until("extracting")["progress"]

@@ -18,8 +18,8 @@ import pytest
 from torchrun_runtime.sync import receive
 from torchrun_runtime.sync.claim import Claim, Marker
 from torchrun_runtime.sync.errors import SyncError
-from torchrun_runtime.sync.server import TOKEN_HEADER, Server
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.server import TOKEN_HEADER, UploadServer
+from torchrun_runtime.sync.settings import ArchiveLimits
 from unit.runtime import hostile
 from unit.runtime.syncing import TOKEN, Client, Pod, archive, digest, listening, pod, settings
 
@@ -202,10 +202,10 @@ def test_a_refused_archive_that_the_job_names_ends_the_pod(tmp_path: Path) -> No
 def test_it_waits_for_a_client_that_reads_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, state: str
 ) -> None:
-    servers: queue.Queue[Server] = queue.Queue()
+    servers: queue.Queue[UploadServer] = queue.Queue()
 
-    def make(*arguments: Any) -> Server:
-        server = Server(*arguments)
+    def make(*arguments: Any) -> UploadServer:
+        server = UploadServer(*arguments)
         servers.put(server)
         return server
 
@@ -234,7 +234,7 @@ def test_an_existing_archive_is_not_accepted_again(tmp_path: Path) -> None:
 
 
 def test_size_limits_and_full_disks_have_their_own_statuses(tmp_path: Path) -> None:
-    with pod(settings(tmp_path / "claim", limits=Limits(bytes=2**55))) as server:
+    with pod(settings(tmp_path / "claim", limits=ArchiveLimits(bytes=2**55))) as server:
         for total, status, reason in (
             (2**56, 413, "WorkspaceTooLarge"),
             (2**54, 507, "WorkspaceFull"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from profiles import examples
 from torchrun_runtime.sync.errors import UploadError
-from torchrun_runtime.sync.upload import Identity, Upload
+from torchrun_runtime.sync.upload import Identity, ReceivedUpload
 from unit.runtime.syncing import digest
 
 LIMIT = 1 << 20
@@ -29,7 +29,7 @@ def test_an_upload_cut_anywhere_is_finished_by_the_next_pods(
     data: bytes, steps: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
-        upload = Upload(Path(name), LIMIT)
+        upload = ReceivedUpload(Path(name), LIMIT)
         while not upload.complete:
             assert upload.archive.exists() or upload.offset == 0
             writer = upload.begin(identity(data), upload.offset)
@@ -37,13 +37,13 @@ def test_an_upload_cut_anywhere_is_finished_by_the_next_pods(
             upload.append(writer, data[upload.offset : until])
             match steps.draw(st.sampled_from(["go on", "cut", "new pod"])):
                 case "new pod":
-                    upload = Upload(Path(name), LIMIT)
+                    upload = ReceivedUpload(Path(name), LIMIT)
                 case "go on":
                     finished = upload.finish(writer)
                     assert finished == (until == len(data))
             assert upload.offset == until
         assert upload.archive.read_bytes() == data
-        assert Upload(Path(name), LIMIT).complete
+        assert ReceivedUpload(Path(name), LIMIT).complete
 
 
 @given(
@@ -60,9 +60,9 @@ def test_a_wrong_byte_is_detected_after_a_restart(
     wrong[at % len(data)] ^= flip
     cut = min(cut, len(data))
     with tempfile.TemporaryDirectory() as name:
-        first = Upload(Path(name), LIMIT)
+        first = ReceivedUpload(Path(name), LIMIT)
         first.append(first.begin(identity(data), 0), bytes(wrong[:cut]))
-        second = Upload(Path(name), LIMIT)
+        second = ReceivedUpload(Path(name), LIMIT)
         if second.offset == 0:
             cut = 0
         writer = second.begin(identity(data), cut)
@@ -74,7 +74,7 @@ def test_a_wrong_byte_is_detected_after_a_restart(
 
 
 def test_resumes_only_at_the_offset(tmp_path: Path) -> None:
-    upload = Upload(tmp_path, LIMIT)
+    upload = ReceivedUpload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
     for start in (0, 2, 4):
         with pytest.raises(UploadError) as error:
@@ -83,7 +83,7 @@ def test_resumes_only_at_the_offset(tmp_path: Path) -> None:
 
 
 def test_another_archive_replaces_the_upload_and_starts_at_zero(tmp_path: Path) -> None:
-    upload = Upload(tmp_path, LIMIT)
+    upload = ReceivedUpload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
     with pytest.raises(UploadError) as error:
         upload.begin(identity(b"uvwxyz"), 3)
@@ -97,7 +97,7 @@ def test_another_archive_replaces_the_upload_and_starts_at_zero(tmp_path: Path) 
 
 
 def test_a_newer_writer_takes_over(tmp_path: Path) -> None:
-    upload = Upload(tmp_path, LIMIT)
+    upload = ReceivedUpload(tmp_path, LIMIT)
     old = upload.begin(identity(b"abcdef"), 0)
     upload.append(old, b"abc")
     new = upload.begin(identity(b"abcdef"), 3)
@@ -112,18 +112,18 @@ def test_a_newer_writer_takes_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sidecar", ["", "{", "[]", '{"sha256": 1}', '{"sha256": "x", "total": 2}'])
 def test_an_invalid_sidecar_discards_the_partial_upload(tmp_path: Path, sidecar: str) -> None:
-    upload = Upload(tmp_path, LIMIT)
+    upload = ReceivedUpload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
     (tmp_path / "upload.json").write_text(sidecar)
-    again = Upload(tmp_path, LIMIT)
+    again = ReceivedUpload(tmp_path, LIMIT)
     assert (again.identity, again.offset) == (None, 0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_digest_discards_the_partial_upload(tmp_path: Path) -> None:
-    upload = Upload(tmp_path, LIMIT)
+    upload = ReceivedUpload(tmp_path, LIMIT)
     upload.append(upload.begin(identity(b"abcdef"), 0), b"abc")
-    named = Upload(tmp_path, LIMIT, required_digest=digest(b"other"))
+    named = ReceivedUpload(tmp_path, LIMIT, required_digest=digest(b"other"))
     assert named.offset == 0
     with pytest.raises(UploadError) as error:
         named.begin(identity(b"abcdef"), 0)
@@ -131,14 +131,14 @@ def test_another_digest_discards_the_partial_upload(tmp_path: Path) -> None:
 
 
 def test_caps_the_archive(tmp_path: Path) -> None:
-    upload = Upload(tmp_path, 5)
+    upload = ReceivedUpload(tmp_path, 5)
     with pytest.raises(UploadError) as error:
         upload.begin(identity(b"abcdef"), 0)
     assert status(error) == (413, None)
 
 
 def test_a_claim_that_is_too_small_is_reported_at_once(tmp_path: Path) -> None:
-    upload = Upload(tmp_path, 2**60)
+    upload = ReceivedUpload(tmp_path, 2**60)
     with pytest.raises(UploadError) as error:
         upload.begin(Identity("0" * 64, 2**55), 0)
     assert status(error) == (507, 0)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from scripted_server import connection, json_response, serving
 from torchrun_api.json import JsonObject
-from torchrun_controller.cache.progress_reports import Reports, Worker
+from torchrun_controller.cache.progress_reports import ReportingWorker, Reports
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.serving.progress.endpoint import ProgressServer
 from torchrun_controller.serving.progress.tokens import Tokens
@@ -43,8 +43,8 @@ class World:
     port: int = 0
     leads: bool = True
     time: float = 1000.0
-    workers: dict[tuple[str, str, str], Worker] = field(
-        default_factory=lambda: {POD: Worker(JOB, "uid-child")}
+    workers: dict[tuple[str, str, str], ReportingWorker] = field(
+        default_factory=lambda: {POD: ReportingWorker(JOB, "uid-child")}
     )
     bound_to: dict[str, tuple[str, str, str]] = field(
         default_factory=dict
@@ -62,7 +62,7 @@ class World:
         worker = self.workers.get((namespace, pod, uid))
         return worker.job if worker else None
 
-    def worker(self, namespace: str, pod: str, uid: str) -> Worker | None:
+    def worker(self, namespace: str, pod: str, uid: str) -> ReportingWorker | None:
         self.observed += 1
         return self.workers.get((namespace, pod, uid))
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from torchrun_api.status import Progress
-from torchrun_controller.cache.progress_reports import Reports, Worker
+from torchrun_controller.cache.progress_reports import ReportingWorker, Reports
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
 from torchrun_controller.serving.progress import endpoint
 from unit.serving.progress.reporting import JOB, NOW, POD, World, running, token
@@ -57,7 +57,9 @@ async def test_restarts_in_place_do_not_replace_the_progress() -> None:
 
 
 async def test_only_the_worker_of_node_0_reports_restarts() -> None:
-    async with running(World(workers={POD: Worker(JOB, "uid-child", is_leader=False)})) as world:
+    async with running(
+        World(workers={POD: ReportingWorker(JOB, "uid-child", is_leader=False)})
+    ) as world:
         assert await world.post({"restartsInPlace": {"count": 1}}) == (
             403,
             "only the worker of node 0 reports restarts\n",

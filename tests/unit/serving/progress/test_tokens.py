@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import structlog
 
-from torchrun_controller.cache.progress_reports import Worker
+from torchrun_controller.cache.progress_reports import ReportingWorker
 from torchrun_controller.serving.progress import tokens
 from torchrun_controller.serving.progress.tokens import BusyError
 from unit.serving.progress.reporting import JOB, POD, World, connection_to, running, token
@@ -35,7 +35,7 @@ async def test_the_review_counts_and_not_the_claims() -> None:
     """A token whose claims name a worker, and whose review names another pod."""
     other = ("ml", "theirs-0", "uid-theirs")
     stolen = token(pod=other)
-    world = World(workers={other: Worker(("ml", "theirs"), "uid-child")}, good={stolen})
+    world = World(workers={other: ReportingWorker(("ml", "theirs"), "uid-child")}, good={stolen})
     async with running(world):
         assert (await world.post(authorization=f"Bearer {stolen}"))[0] == 403
     assert world.accepted == []
@@ -50,7 +50,10 @@ THEIRS = ("evil", "theirs-0", "uid-theirs")
 
 
 async def test_forged_tokens_of_one_pod_do_not_block_others() -> None:
-    workers = {POD: Worker(JOB, "uid-child"), THEIRS: Worker(("evil", "theirs"), "uid-other")}
+    workers = {
+        POD: ReportingWorker(JOB, "uid-child"),
+        THEIRS: ReportingWorker(("evil", "theirs"), "uid-other"),
+    }
     async with running(World(workers=workers)) as world:
         with structlog.testing.capture_logs() as lines:
             forged = [f"Bearer {token(THEIRS)}{n}" for n in range(100)]
@@ -64,8 +67,8 @@ async def test_forged_tokens_of_one_pod_do_not_block_others() -> None:
 
 async def test_many_pods_of_one_namespace_do_not_block_others() -> None:
     theirs = [("evil", f"theirs-{n}", f"uid-{n}") for n in range(120)]
-    workers = {pod: Worker(("evil", "theirs"), "uid-other") for pod in theirs}
-    async with running(World(workers={POD: Worker(JOB, "uid-child"), **workers})) as world:
+    workers = {pod: ReportingWorker(("evil", "theirs"), "uid-other") for pod in theirs}
+    async with running(World(workers={POD: ReportingWorker(JOB, "uid-child"), **workers})) as world:
         codes = [
             (await world.post(authorization=f"Bearer {token(pod)}{n}"))[0]
             for n in range(3)
@@ -78,9 +81,12 @@ async def test_many_pods_of_one_namespace_do_not_block_others() -> None:
 async def test_pods_of_four_namespaces_can_use_up_all_reviews_but_block_no_verified_token() -> None:
     """docs/security.md describes this limit."""
     theirs = [(f"evil-{k}", f"theirs-{n}", f"uid-{k}-{n}") for k in range(4) for n in range(17)]
-    workers = {pod: Worker((pod[0], "theirs"), "uid-other") for pod in theirs}
+    workers = {pod: ReportingWorker((pod[0], "theirs"), "uid-other") for pod in theirs}
     new_pod = (POD[0], "train-1-abcde", "uid-new")
-    workers |= {POD: Worker(JOB, "uid-child"), new_pod: Worker(("ml", "other"), "uid-child")}
+    workers |= {
+        POD: ReportingWorker(JOB, "uid-child"),
+        new_pod: ReportingWorker(("ml", "other"), "uid-child"),
+    }
     async with running(World(workers=workers, good={token(), token(new_pod)})) as world:
         assert (await world.post())[0] == 204
         world.time += 61

@@ -8,7 +8,7 @@ import pytest
 
 from torchrun_runtime.sync.archives.tarball import extract_tar
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 
 
 def tarred(directory: Path, *names: str) -> Path:
@@ -24,7 +24,7 @@ def tarred(directory: Path, *names: str) -> Path:
 
 def test_keeps_empty_directories(tmp_path: Path) -> None:
     archive = tarred(tmp_path, "./", "./logs/", "./a/b/", "./a/", "./pkg/", "./pkg/train.py")
-    manifest = extract_tar(archive, tmp_path / "tree", Limits())
+    manifest = extract_tar(archive, tmp_path / "tree", ArchiveLimits())
     assert [(entry.path, entry.mode) for entry in manifest.entries] == [
         ("a/b", "dir"),
         ("logs", "dir"),
@@ -35,7 +35,7 @@ def test_keeps_empty_directories(tmp_path: Path) -> None:
 
 def test_an_archive_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="has no files") as caught:
-        extract_tar(tarred(tmp_path, "logs/"), tmp_path / "tree", Limits())
+        extract_tar(tarred(tmp_path, "logs/"), tmp_path / "tree", ArchiveLimits())
     assert caught.value.reason == "EmptyWorkspace"
 
 
@@ -48,5 +48,5 @@ def test_a_link_names_the_option_that_replaces_it(tmp_path: Path, kind: bytes, o
         member.type, member.linkname = kind, "file"
         opened.addfile(member)
     with pytest.raises(ArchiveError) as caught:
-        extract_tar(tmp_path / "a.tar", tmp_path / "tree", Limits())
+        extract_tar(tmp_path / "a.tar", tmp_path / "tree", ArchiveLimits())
     assert f"({option})" in caught.value.message

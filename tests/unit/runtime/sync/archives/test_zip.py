@@ -21,10 +21,10 @@ from profiles import examples
 from torchrun_api.contents import Manifest
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
-from torchrun_runtime.sync.settings import Limits
+from torchrun_runtime.sync.settings import ArchiveLimits
 from unit.runtime import hostile
 
-LIMITS = Limits(entries=50, bytes=1 << 30, ratio=200, ratio_floor=1 << 20)
+LIMITS = ArchiveLimits(entries=50, bytes=1 << 30, ratio=200, ratio_floor=1 << 20)
 
 
 def zipped(members: dict[str, bytes], mode: int = 0) -> bytes:
@@ -35,7 +35,9 @@ def zipped(members: dict[str, bytes], mode: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def extracted(data: bytes, directory: Path, limits: Limits = LIMITS) -> tuple[Manifest, Path]:
+def extracted(
+    data: bytes, directory: Path, limits: ArchiveLimits = LIMITS
+) -> tuple[Manifest, Path]:
     archive = directory / "archive.zip"
     archive.write_bytes(data)
     tree = directory / "tree"
@@ -174,7 +176,7 @@ def test_counts_members_before_zipfile_holds_them_in_memory(tmp_path: Path) -> N
     tracemalloc.start()
     try:
         with pytest.raises(ArchiveError, match="more than 200000 entries"):
-            extract(archive, tmp_path / "tree", Limits())
+            extract(archive, tmp_path / "tree", ArchiveLimits())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -193,7 +195,7 @@ def test_refuses_what_does_not_fit_before_writing(tmp_path: Path) -> None:
     while (at := lying.find(hostile.CENTRAL, at + 1)) >= 0:
         struct.pack_into("<L", lying, at + 24, 2**32 - 2)
     with pytest.raises(SyncError) as failure:
-        extracted(bytes(lying), tmp_path, Limits(bytes=2**60, ratio=2**40))
+        extracted(bytes(lying), tmp_path, ArchiveLimits(bytes=2**60, ratio=2**40))
     assert failure.value.reason == "WorkspaceFull"
     assert failure.value.message.endswith(" free. Increase volumes.workspace.size in a new job.")
     assert not failure.value.permanent
@@ -216,7 +218,7 @@ def disagreeing(entries: int) -> bytes:
 
 def test_refuses_an_ambiguous_zip64_record(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="zip64 record") as caught:
-        extracted(disagreeing(50), tmp_path, Limits(entries=10))
+        extracted(disagreeing(50), tmp_path, ArchiveLimits(entries=10))
     assert caught.value.reason == "InvalidArchive"
 
 
@@ -234,7 +236,7 @@ def test_refuses_a_long_list_of_few_members(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ArchiveError, match="The list of files in the archive has") as caught:
-            extracted(data, tmp_path, Limits())
+            extracted(data, tmp_path, ArchiveLimits())
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()

@@ -9,7 +9,7 @@ import pytest
 
 from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.secret import Secret
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.settings import SyncSettings
 from unit.runtime.git_server import (
     PASSWORD,
     GitServer,
@@ -19,7 +19,7 @@ from unit.runtime.syncing import fetch_failure, process
 
 
 @pytest.mark.long
-def test_a_private_repository(git_settings: Settings, git_server: GitServer, git_secret: Path):
+def test_a_private_repository(git_settings: SyncSettings, git_server: GitServer, git_secret: Path):
     repository(git_server.root / "train", {"a": b"1"})
     git_server.login = f"me:{PASSWORD}"
     (git_secret / "username").write_text("me\n")
@@ -30,7 +30,7 @@ def test_a_private_repository(git_settings: Settings, git_server: GitServer, git
 @pytest.mark.long
 @pytest.mark.parametrize("given", ["", "another-password"])
 def test_a_wrong_or_missing_password(
-    git_settings: Settings, git_server: GitServer, git_secret: Path, given: str
+    git_settings: SyncSettings, git_server: GitServer, git_secret: Path, given: str
 ):
     repository(git_server.root / "train", {"a": b"1"})
     git_server.login = f"me:{PASSWORD}"
@@ -43,14 +43,14 @@ def test_a_wrong_or_missing_password(
     assert "another" not in error.message
 
 
-def test_a_missing_secret(git_settings: Settings, git_server: GitServer, tmp_path: Path):
+def test_a_missing_secret(git_settings: SyncSettings, git_server: GitServer, tmp_path: Path):
     (tmp_path / "none").mkdir()
     error = fetch_failure(replace(git_settings, secret_directory=tmp_path / "none"))
     assert (error.reason, error.permanent) == ("SecretNotFound", False)
     assert "login" in error.message
 
 
-def test_a_secret_without_its_key(git_settings: Settings, git_secret: Path):
+def test_a_secret_without_its_key(git_settings: SyncSettings, git_secret: Path):
     (git_secret / "ca.crt").unlink()
     (git_secret / "token").write_text("t")
     error = fetch_failure(git_settings)

@@ -9,7 +9,7 @@ import pytest
 
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.settings import Limits, Settings
+from torchrun_runtime.sync.settings import ArchiveLimits, SyncSettings
 from unit.runtime.git_server import (
     GitServer,
     commit,
@@ -19,7 +19,9 @@ from unit.runtime.git_server import (
 from unit.runtime.syncing import fetch_failure, needs_mount, on_small_disk, process, read_tree
 
 
-def test_the_default_branch_with_every_kind_of_file(git_settings: Settings, git_server: GitServer):
+def test_the_default_branch_with_every_kind_of_file(
+    git_settings: SyncSettings, git_server: GitServer
+):
     files = {"train.py": b"print()", "pkg/a b/\u6f22.txt": b"x" * 3_000_000, "empty": b""}
     commit_id = repository(git_server.root / "train", files)
     (git_server.root / "train" / "run.sh").write_bytes(b"#!/bin/sh\n")
@@ -39,7 +41,7 @@ def test_the_default_branch_with_every_kind_of_file(git_settings: Settings, git_
     "ref", ["dev", "refs/heads/dev", "v1", "refs/tags/v1", "light", "feature/a+b#1", "first"]
 )
 def test_branches_tags_and_commits(
-    git_settings: Settings, git_server: GitServer, ref: str, version: int
+    git_settings: SyncSettings, git_server: GitServer, ref: str, version: int
 ):
     git_server.version = version
     source = git_server.root / "train"
@@ -57,7 +59,7 @@ def test_branches_tags_and_commits(
 
 
 def test_a_commit_without_a_ref_is_fetched_from_the_history(
-    git_settings: Settings, git_server: GitServer, capfd: pytest.CaptureFixture[str]
+    git_settings: SyncSettings, git_server: GitServer, capfd: pytest.CaptureFixture[str]
 ):
     git_server.version = 0
     source = git_server.root / "train"
@@ -73,7 +75,7 @@ def test_a_commit_without_a_ref_is_fetched_from_the_history(
 
 @pytest.mark.parametrize("version", [0, 2])
 @pytest.mark.parametrize("ref", ["no-such-branch", "f" * 40, "refs/heads/none", "abc123"])
-def test_a_deleted_ref(git_settings: Settings, git_server: GitServer, ref: str, version: int):
+def test_a_deleted_ref(git_settings: SyncSettings, git_server: GitServer, ref: str, version: int):
     git_server.version = version
     repository(git_server.root / "train", {"a": b"1"})
     error = fetch_failure(replace(git_settings, ref=ref))
@@ -82,21 +84,21 @@ def test_a_deleted_ref(git_settings: Settings, git_server: GitServer, ref: str, 
     assert git_settings.url in error.message
 
 
-def test_a_fetch_that_takes_too_long(git_settings: Settings, git_server: GitServer):
+def test_a_fetch_that_takes_too_long(git_settings: SyncSettings, git_server: GitServer):
     repository(git_server.root / "train", {"a": b"1"})
     error = fetch_failure(replace(git_settings, fetch_timeout=0.0))
     assert (error.reason, error.permanent) == ("FetchFailed", False)
 
 
 def test_a_pack_that_is_larger_than_a_workspace_may_be(
-    git_settings: Settings, git_server: GitServer
+    git_settings: SyncSettings, git_server: GitServer
 ):
     repository(git_server.root / "train", {"noise": random.Random(1).randbytes(1 << 20)})
-    error = fetch_failure(replace(git_settings, limits=Limits(bytes=1 << 16)))
+    error = fetch_failure(replace(git_settings, limits=ArchiveLimits(bytes=1 << 16)))
     assert error.reason == "WorkspaceTooLarge", error.message
 
 
-def test_an_existing_commit_is_not_fetched_again(git_settings: Settings, git_server: GitServer):
+def test_an_existing_commit_is_not_fetched_again(git_settings: SyncSettings, git_server: GitServer):
     made = repository(git_server.root / "train", {"a": b"1"})
     git_settings = replace(git_settings, digest="d1")
     first = fetch(git_settings)
@@ -112,7 +114,7 @@ def test_an_existing_commit_is_not_fetched_again(git_settings: Settings, git_ser
     assert refetch.commit == newer, "there was a new request"
 
 
-def test_the_same_content_keeps_its_revision(git_settings: Settings, git_server: GitServer):
+def test_the_same_content_keeps_its_revision(git_settings: SyncSettings, git_server: GitServer):
     repository(git_server.root / "train", {"src/a": b"1", "notes": b"1"})
     git_settings = replace(git_settings, sub_path="src")
     first = fetch(replace(git_settings, digest="d1"))
@@ -126,7 +128,7 @@ def test_the_same_content_keeps_its_revision(git_settings: Settings, git_server:
 
 
 def test_a_revision_is_higher_than_the_last_one_of_the_job(
-    git_settings: Settings, git_server: GitServer
+    git_settings: SyncSettings, git_server: GitServer
 ):
     """A pod with new storage continues from the revision in the status of the job."""
     repository(git_server.root / "train", {"a": b"1"})
@@ -147,7 +149,7 @@ def test_a_claim_that_is_full(
 
 
 def test_a_later_job_fetches_again_on_a_retained_claim(
-    git_settings: Settings, git_server: GitServer
+    git_settings: SyncSettings, git_server: GitServer
 ):
     repository(git_server.root / "train", {"a": b"1"})
     first_job = replace(git_settings, digest="d1", job="first")
@@ -167,7 +169,7 @@ def test_a_later_job_fetches_again_on_a_retained_claim(
 
 
 def test_a_pin_stays_on_a_claim_with_the_workspace_of_another_job(
-    git_settings: Settings, git_server: GitServer
+    git_settings: SyncSettings, git_server: GitServer
 ):
     made = repository(git_server.root / "train", {"a": b"1"})
     commit(git_server.root / "train", {"a": b"2"})
@@ -176,7 +178,9 @@ def test_a_pin_stays_on_a_claim_with_the_workspace_of_another_job(
     assert pinned.commit == made
 
 
-def test_a_marker_of_a_release_that_recorded_no_job(git_settings: Settings, git_server: GitServer):
+def test_a_marker_of_a_release_that_recorded_no_job(
+    git_settings: SyncSettings, git_server: GitServer
+):
     """A job that has run keeps its workspace; a job that has not fetches it."""
     repository(git_server.root / "train", {"a": b"1"})
     recorded = fetch(replace(git_settings, digest="d1"))
@@ -189,7 +193,9 @@ def test_a_marker_of_a_release_that_recorded_no_job(git_settings: Settings, git_
 
 
 @pytest.mark.parametrize("named", ["main", "commit"])
-def test_a_repository_with_sha256_names(git_settings: Settings, git_server: GitServer, named: str):
+def test_a_repository_with_sha256_names(
+    git_settings: SyncSettings, git_server: GitServer, named: str
+):
     directory = git_server.root / "train"
     directory.mkdir(parents=True)
     git(directory, "init", "--quiet", "--initial-branch=main", "--object-format=sha256")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.settings import SyncSettings
 from unit.runtime.git_server import PASSWORD, GitServer, repository
 from unit.runtime.syncing import fetch_failure, read_tree
 
@@ -66,7 +66,10 @@ def connect_proxy(login: str = "") -> Iterator[tuple[str, list[str], list[str]]]
 
 @pytest.mark.parametrize("excepted", [False, True], ids=["proxied", "no proxy"])
 def test_a_repository_behind_the_proxy_of_the_pod(
-    git_settings: Settings, git_server: GitServer, monkeypatch: pytest.MonkeyPatch, excepted: bool
+    git_settings: SyncSettings,
+    git_server: GitServer,
+    monkeypatch: pytest.MonkeyPatch,
+    excepted: bool,
 ):
     repository(git_server.root / "train", {"train.py": b"1"})
     with connect_proxy() as (address, requests, _):
@@ -78,7 +81,7 @@ def test_a_repository_behind_the_proxy_of_the_pod(
 
 
 def test_a_name_that_only_the_proxy_can_resolve(
-    git_settings: Settings, monkeypatch: pytest.MonkeyPatch
+    git_settings: SyncSettings, monkeypatch: pytest.MonkeyPatch
 ):
     """Addresses in URLs are still checked."""
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
@@ -98,7 +101,9 @@ def private(git_server: GitServer, git_secret: Path) -> None:
 
 
 @pytest.mark.usefixtures("private")
-def test_a_proxy_with_a_login_of_its_own(git_settings: Settings, monkeypatch: pytest.MonkeyPatch):
+def test_a_proxy_with_a_login_of_its_own(
+    git_settings: SyncSettings, monkeypatch: pytest.MonkeyPatch
+):
     with connect_proxy("team:of-the-proxy") as (address, _, logins):
         monkeypatch.setenv("HTTPS_PROXY", f"http://team:of-the-proxy@{address}")
         assert read_tree(git_settings, fetch(git_settings)) == {"train.py": b"1"}
@@ -108,7 +113,7 @@ def test_a_proxy_with_a_login_of_its_own(git_settings: Settings, monkeypatch: py
 @pytest.mark.usefixtures("private")
 @pytest.mark.parametrize("user", ["", "team@", "team:wrong@"])
 def test_a_proxy_does_not_get_the_login_of_the_repository(
-    git_settings: Settings, monkeypatch: pytest.MonkeyPatch, user: str
+    git_settings: SyncSettings, monkeypatch: pytest.MonkeyPatch, user: str
 ):
     with connect_proxy("team:of-the-proxy") as (address, _, logins):
         monkeypatch.setenv("HTTPS_PROXY", f"http://{user}{address}")

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.settings import Limits, Settings
+from torchrun_runtime.sync.settings import ArchiveLimits, SyncSettings
 from unit.runtime.git_server import GitServer, git, plant, repository
 from unit.runtime.syncing import fetch_failure, read_tree
 
 pytestmark = pytest.mark.long  # processes
 
 
-def test_a_folder_of_the_repository(git_settings: Settings, git_server: GitServer):
+def test_a_folder_of_the_repository(git_settings: SyncSettings, git_server: GitServer):
     repository(git_server.root / "train", {"llm/a.py": b"1", "llm/b/c": b"2", "other": b"3"})
     marker = fetch(replace(git_settings, sub_path="llm"))
     assert read_tree(git_settings, marker) == {"a.py": b"1", "b/c": b"2"}
@@ -21,7 +21,7 @@ def test_a_folder_of_the_repository(git_settings: Settings, git_server: GitServe
 
 @pytest.mark.parametrize(("path", "words"), [("none", "does not exist"), ("llm/a.py", "is a file")])
 def test_a_folder_that_is_a_file_or_missing(
-    git_settings: Settings, git_server: GitServer, path: str, words: str
+    git_settings: SyncSettings, git_server: GitServer, path: str, words: str
 ):
     repository(git_server.root / "train", {"llm/a.py": b"1"})
     error = fetch_failure(replace(git_settings, sub_path=path))
@@ -29,7 +29,7 @@ def test_a_folder_that_is_a_file_or_missing(
     assert words in error.message
 
 
-def test_links_inside_become_what_they_point_to(git_settings: Settings, git_server: GitServer):
+def test_links_inside_become_what_they_point_to(git_settings: SyncSettings, git_server: GitServer):
     repository(
         git_server.root / "train",
         {
@@ -55,7 +55,7 @@ def test_links_inside_become_what_they_point_to(git_settings: Settings, git_serv
     "target", ["/etc/passwd", "../outside", "missing", "a/../../x", "self", "x/y", "."]
 )
 def test_a_link_that_leaves_the_workspace_is_refused_by_name(
-    git_settings: Settings, git_server: GitServer, target: str
+    git_settings: SyncSettings, git_server: GitServer, target: str
 ):
     repository(git_server.root / "train", {"a/file": b"1", "self": target})
     error = fetch_failure(git_settings)
@@ -63,17 +63,17 @@ def test_a_link_that_leaves_the_workspace_is_refused_by_name(
     assert "self" in error.message
 
 
-def test_links_that_multiply_are_stopped(git_settings: Settings, git_server: GitServer):
+def test_links_that_multiply_are_stopped(git_settings: SyncSettings, git_server: GitServer):
     files: dict[str, bytes | str] = {"d0/file": b"x"}
     for level in range(1, 20):
         files |= {f"d{level}/{n}": f"../d{level - 1}" for n in range(10)}
     repository(git_server.root / "train", files)
-    error = fetch_failure(replace(git_settings, limits=Limits(entries=5000)))
+    error = fetch_failure(replace(git_settings, limits=ArchiveLimits(entries=5000)))
     assert error.reason == "WorkspaceTooLarge"
 
 
 def test_submodules_and_lfs_files_are_skipped_with_a_warning(
-    git_settings: Settings, git_server: GitServer, capfd: pytest.CaptureFixture[str]
+    git_settings: SyncSettings, git_server: GitServer, capfd: pytest.CaptureFixture[str]
 ):
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
     plant(
@@ -111,7 +111,7 @@ def test_submodules_and_lfs_files_are_skipped_with_a_warning(
     ],
 )
 def test_trees_that_no_git_would_write(
-    git_settings: Settings,
+    git_settings: SyncSettings,
     git_server: GitServer,
     entries: list[tuple[str, bytes, bytes]],
     words: str,

@@ -16,10 +16,10 @@ import pytest
 from torchrun_runtime.sync.address import parse_endpoint
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.s3 import client as s3_client
-from torchrun_runtime.sync.s3.signature import Credentials, sign, target
+from torchrun_runtime.sync.s3.signature import KeyPair, sign, target
 from torchrun_runtime.sync.s3.source import open_bucket
 from torchrun_runtime.sync.secret import Secret
-from torchrun_runtime.sync.settings import Settings
+from torchrun_runtime.sync.settings import SyncSettings
 from unit.runtime.git_server import authority
 from unit.runtime.s3_server import Gateway, Reply, behave, serving
 from unit.runtime.sync.bucket import FILES, failure
@@ -33,19 +33,17 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> SyncSettings:
     monkeypatch.setattr(s3_client, "PAUSE", 0.001)
     directory = tmp_path / "claim"
     directory.mkdir()
     url = gateway.url("bucket/code")
-    return Settings(source="s3", url=url, directory=directory, fetch_timeout=120)
+    return SyncSettings(source="s3", url=url, directory=directory, fetch_timeout=120)
 
 
 def test_the_signature_is_that_of_the_s3_documentation():
     """Amazon's own example: GET Object? list of a bucket with max-keys and prefix."""
-    keys = Credentials(
-        "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1"
-    )
+    keys = KeyPair("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "us-east-1")
     where = target("/", {"max-keys": "2", "prefix": "J"})
     now = datetime(2013, 5, 24, tzinfo=UTC)
     headers = sign(keys, "GET", "examplebucket.s3.amazonaws.com", where, now)
@@ -56,13 +54,13 @@ def test_the_signature_is_that_of_the_s3_documentation():
 
 
 def test_a_temporary_key_sends_its_token():
-    keys = Credentials("a", "b", "r", "token")
+    keys = KeyPair("a", "b", "r", "token")
     headers = sign(keys, "GET", "h", "/", datetime(2026, 1, 1, tzinfo=UTC))
     assert headers["x-amz-security-token"] == "token"
     assert "x-amz-security-token" in headers["authorization"]
 
 
-def test_a_bucket_in_another_region(settings: Settings, gateway: Gateway):
+def test_a_bucket_in_another_region(settings: SyncSettings, gateway: Gateway):
     gateway.answer = lambda _: Reply(
         b"<Error><Code>PermanentRedirect</Code></Error>",
         301,
@@ -74,7 +72,7 @@ def test_a_bucket_in_another_region(settings: Settings, gateway: Gateway):
     assert "eu-west-1" in error.message
 
 
-def test_a_secret_of_the_wrong_kind(settings: Settings, tmp_path: Path):
+def test_a_secret_of_the_wrong_kind(settings: SyncSettings, tmp_path: Path):
     secret = tmp_path / "secret"
     secret.mkdir()
     named = replace(settings, secret="s", secret_directory=secret)
@@ -101,7 +99,7 @@ def test_a_secret_of_the_wrong_kind(settings: Settings, tmp_path: Path):
     ],
 )
 def test_an_endpoint_that_the_secret_may_correct(
-    settings: Settings, tmp_path: Path, endpoint: str, reason: str
+    settings: SyncSettings, tmp_path: Path, endpoint: str, reason: str
 ):
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "AWS_ENDPOINT_URL").write_text(endpoint)
@@ -133,7 +131,7 @@ def test_the_endpoint_of_a_region(
 @pytest.mark.parametrize("key", ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION"])
 @pytest.mark.parametrize("value", ["two\nlines", "\u20ac"])
 def test_a_secret_that_no_header_can_carry(
-    settings: Settings, tmp_path: Path, key: str, value: str
+    settings: SyncSettings, tmp_path: Path, key: str, value: str
 ):
     directory = tmp_path / "keys"
     directory.mkdir()
@@ -148,7 +146,7 @@ def test_a_secret_that_no_header_can_carry(
 def test_the_host_header_names_the_port_where_it_is_not_the_usual_one():
     def host(url: str, tls: ssl.SSLContext | None = None) -> str:
         location = parse_endpoint(url)
-        return s3_client.Endpoint(location, (), "b", None, tls, 0.0).host
+        return s3_client.BucketEndpoint(location, (), "b", None, tls, 0.0).host
 
     assert host("http://minio:9000") == "minio:9000"
     assert host("http://minio") == "minio"
@@ -169,7 +167,7 @@ def test_connects_to_the_checked_addresses_only(gateway: Gateway, monkeypatch: p
     gateway.answer = behave({"code/a": b"1", "code/b": b"2"})
     location = parse_endpoint(f"http://bucket.invalid:{gateway.port}")
     addresses = ("127.0.0.2", "127.0.0.1")
-    endpoint = s3_client.Endpoint(location, addresses, "b", None, None, time.monotonic() + 60)
+    endpoint = s3_client.BucketEndpoint(location, addresses, "b", None, None, time.monotonic() + 60)
     with closing(s3_client.Bucket(endpoint)) as bucket:
         found = list(bucket.list("code/"))
         assert [b"".join(bucket.pieces(one)) for one in found] == [b"1", b"2"]
@@ -188,7 +186,7 @@ def test_the_certificate_must_match_the_host_name(tmp_path: Path, name: str):
         gateway.answer = behave({"a": b"1"})
         location = parse_endpoint(f"https://bucket.invalid:{gateway.port}")
         deadline = time.monotonic() + 60
-        endpoint = s3_client.Endpoint(location, ("127.0.0.1",), "b", None, context, deadline)
+        endpoint = s3_client.BucketEndpoint(location, ("127.0.0.1",), "b", None, context, deadline)
         with closing(s3_client.Bucket(endpoint)) as bucket:
             if name == "bucket.invalid":
                 assert [one.key for one in bucket.list("")] == ["a"]

@@ -14,7 +14,7 @@ from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
 from torchrun_runtime.sync.s3 import client as s3_client
-from torchrun_runtime.sync.settings import Limits, Settings
+from torchrun_runtime.sync.settings import ArchiveLimits, SyncSettings
 from unit.runtime.s3_server import (
     Encode,
     Gateway,
@@ -38,15 +38,15 @@ def gateway() -> Iterator[Gateway]:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> SyncSettings:
     monkeypatch.setattr(s3_client, "PAUSE", 0.001)
     directory = tmp_path / "claim"
     directory.mkdir()
     url = gateway.url("bucket/code")
-    return Settings(source="s3", url=url, directory=directory, fetch_timeout=120)
+    return SyncSettings(source="s3", url=url, directory=directory, fetch_timeout=120)
 
 
-def test_a_broken_connection_is_resumed(settings: Settings, gateway: Gateway):
+def test_a_broken_connection_is_resumed(settings: SyncSettings, gateway: Gateway):
     cuts = iter([0, 1, 1000, 70_000, 1 << 20] * 3)
 
     def answer(request: Request) -> Reply:
@@ -63,7 +63,7 @@ def test_a_broken_connection_is_resumed(settings: Settings, gateway: Gateway):
     assert all(r.headers.get("if-match") for r in gateway.requests if r.key)
 
 
-def test_a_gateway_without_range_requests(settings: Settings, gateway: Gateway):
+def test_a_gateway_without_range_requests(settings: SyncSettings, gateway: Gateway):
     cuts = iter([1000, 2_000_000])
 
     def answer(request: Request) -> Reply:
@@ -78,7 +78,7 @@ def test_a_gateway_without_range_requests(settings: Settings, gateway: Gateway):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_busy_gateway_is_retried(settings: Settings, gateway: Gateway, status: int):
+def test_a_busy_gateway_is_retried(settings: SyncSettings, gateway: Gateway, status: int):
     refusals = iter([status] * 4)
 
     def answer(request: Request) -> Reply:
@@ -89,17 +89,17 @@ def test_a_busy_gateway_is_retried(settings: Settings, gateway: Gateway, status:
     assert tree(settings) == FILES
 
 
-def test_a_gateway_that_stays_down(settings: Settings, gateway: Gateway):
+def test_a_gateway_that_stays_down(settings: SyncSettings, gateway: Gateway):
     gateway.answer = lambda _: Reply(status=503)
     error = failure(settings)
     assert (error.reason, error.permanent) == ("FetchFailed", False)
 
 
-def test_an_unreachable_gateway(settings: Settings):
+def test_an_unreachable_gateway(settings: SyncSettings):
     assert failure(replace(settings, url="http://127.0.0.1:1/bucket/c")).reason == "FetchFailed"
 
 
-def test_an_object_that_is_always_cut_off(settings: Settings, gateway: Gateway):
+def test_an_object_that_is_always_cut_off(settings: SyncSettings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         reply = behave(FILES)(request)
         return replace(reply, cut=0) if request.key == "code/big" else reply
@@ -109,7 +109,7 @@ def test_an_object_that_is_always_cut_off(settings: Settings, gateway: Gateway):
 
 
 @pytest.mark.parametrize("key", ["code/none", "code/train.py"])
-def test_an_object_that_never_arrives(settings: Settings, gateway: Gateway, key: str):
+def test_an_object_that_never_arrives(settings: SyncSettings, gateway: Gateway, key: str):
     gateway.answer = lambda request: (
         Reply(status=503) if request.key == key else behave(FILES)(request)
     )
@@ -118,7 +118,9 @@ def test_an_object_that_never_arrives(settings: Settings, gateway: Gateway, key:
 
 
 @pytest.mark.parametrize("how", ["etag", "412"])
-def test_an_object_that_changes_during_the_fetch(settings: Settings, gateway: Gateway, how: str):
+def test_an_object_that_changes_during_the_fetch(
+    settings: SyncSettings, gateway: Gateway, how: str
+):
     def answer(request: Request) -> Reply:
         if request.key == "code/big" and how == "412":
             return Reply(status=412)
@@ -133,7 +135,7 @@ def test_an_object_that_changes_during_the_fetch(settings: Settings, gateway: Ga
     assert (error.reason, error.permanent) == ("SourceChanged", False)
 
 
-def test_bytes_that_do_not_match_the_etag(settings: Settings, gateway: Gateway):
+def test_bytes_that_do_not_match_the_etag(settings: SyncSettings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         reply = behave(FILES)(request)
         return replace(reply, body=reply.body[::-1]) if request.key == "code/big" else reply
@@ -142,7 +144,7 @@ def test_bytes_that_do_not_match_the_etag(settings: Settings, gateway: Gateway):
     assert failure(settings).reason == "FetchFailed"
 
 
-def test_an_etag_that_is_no_md5_is_not_checked(settings: Settings, gateway: Gateway):
+def test_an_etag_that_is_no_md5_is_not_checked(settings: SyncSettings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         if not request.key:
             return Reply(listing(FILES, etag="0" * 32))
@@ -154,14 +156,16 @@ def test_an_etag_that_is_no_md5_is_not_checked(settings: Settings, gateway: Gate
 
 
 @pytest.mark.parametrize("encode", [form_encoded, quote, None], ids=["+", "%20", "not encoded"])
-def test_keys_with_spaces_and_signs(settings: Settings, gateway: Gateway, encode: Encode | None):
+def test_keys_with_spaces_and_signs(
+    settings: SyncSettings, gateway: Gateway, encode: Encode | None
+):
     names = ["my notes.md", "my+notes.md", "my%20notes.md", "a*b.py", "é/~a&b.py"]
     files = {f"code/{name}": name.encode() for name in names}
     gateway.answer = behave(files, encode)
     assert tree(settings) == files
 
 
-def test_pages(settings: Settings, gateway: Gateway):
+def test_pages(settings: SyncSettings, gateway: Gateway):
     def answer(request: Request) -> Reply:
         if request.key:
             return content(FILES, request)
@@ -173,7 +177,7 @@ def test_pages(settings: Settings, gateway: Gateway):
     assert tree(settings) == FILES
 
 
-def test_pages_without_end(settings: Settings, gateway: Gateway):
+def test_pages_without_end(settings: SyncSettings, gateway: Gateway):
     gateway.answer = lambda _: Reply(listing({}, "same"))
     assert failure(settings).reason == "FetchFailed"
     tokens = iter(range(10**9))
@@ -182,19 +186,19 @@ def test_pages_without_end(settings: Settings, gateway: Gateway):
 
 
 @pytest.mark.parametrize("encoding", ["utf-32", "none", "cp932"])
-def test_a_list_in_another_encoding(settings: Settings, gateway: Gateway, encoding: str):
+def test_a_list_in_another_encoding(settings: SyncSettings, gateway: Gateway, encoding: str):
     page = f'<?xml version="1.0" encoding="{encoding}"?><ListBucketResult/>'
     gateway.answer = lambda _: Reply(page.encode())
     assert failure(settings).reason == "FetchFailed"
 
 
-def test_more_objects_than_a_workspace_may_have(settings: Settings):
-    assert failure(replace(settings, limits=Limits(entries=2))).reason == "WorkspaceTooLarge"
-    assert failure(replace(settings, limits=Limits(bytes=100))).reason == "WorkspaceTooLarge"
+def test_more_objects_than_a_workspace_may_have(settings: SyncSettings):
+    assert failure(replace(settings, limits=ArchiveLimits(entries=2))).reason == "WorkspaceTooLarge"
+    assert failure(replace(settings, limits=ArchiveLimits(bytes=100))).reason == "WorkspaceTooLarge"
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"<!DOCTYPE a [<!ENTITY b 'c'>]><a>&b;</a>", b"\0"])
-def test_a_response_that_is_no_list(settings: Settings, gateway: Gateway, body: bytes):
+def test_a_response_that_is_no_list(settings: SyncSettings, gateway: Gateway, body: bytes):
     gateway.answer = lambda _: Reply(body)
     assert failure(settings).reason in ("FetchFailed", "FetchFailed")
 
@@ -212,7 +216,7 @@ def tarred(files: dict[str, bytes]) -> bytes:
 @pytest.mark.parametrize("name", ["code.zip", "code.tar.gz", "CODE.TGZ"])
 @pytest.mark.parametrize("sub_path", ["", "code"])
 def test_an_archive_or_a_folder_of_it(
-    settings: Settings, gateway: Gateway, name: str, sub_path: str
+    settings: SyncSettings, gateway: Gateway, name: str, sub_path: str
 ):
     content = archive(FILES) if name.endswith("zip") else tarred(FILES)
     gateway.answer = behave({name: content})
@@ -223,18 +227,18 @@ def test_an_archive_or_a_folder_of_it(
 
 
 @pytest.mark.parametrize("name", ["code.zip", "code.tar"])
-def test_an_archive_that_cannot_be_unpacked(settings: Settings, gateway: Gateway, name: str):
+def test_an_archive_that_cannot_be_unpacked(settings: SyncSettings, gateway: Gateway, name: str):
     gateway.answer = behave({name: b"<html>"})
     error = failure(replace(settings, url=gateway.url(f"bucket/{name}")))
     assert error.reason == "InvalidArchive"
     assert "upload" not in error.message
 
 
-def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):
+def test_an_archive_without_that_folder(settings: SyncSettings, gateway: Gateway):
     gateway.answer = behave({"code.zip": archive(FILES)})
     wanted = replace(settings, url=gateway.url("bucket/code.zip"), sub_path="none")
     assert failure(wanted).reason == "SourceNotFound"
-    assert failure(replace(wanted, limits=Limits(bytes=10))).reason == "WorkspaceTooLarge"
+    assert failure(replace(wanted, limits=ArchiveLimits(bytes=10))).reason == "WorkspaceTooLarge"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +255,7 @@ def test_an_archive_without_that_folder(settings: Settings, gateway: Gateway):
     ],
 )
 def test_refusals_of_a_gateway(
-    settings: Settings, gateway: Gateway, status: int, code: str, reason: str
+    settings: SyncSettings, gateway: Gateway, status: int, code: str, reason: str
 ):
     body = f"<Error><Code>{code}</Code><Message>planted\x1b[2J</Message></Error>".encode()
     gateway.answer = lambda _: Reply(body, status)
@@ -261,7 +265,7 @@ def test_refusals_of_a_gateway(
 
 
 def test_the_message_of_a_gateway_is_printed_without_the_secret(
-    settings: Settings, gateway: Gateway, tmp_path: Path
+    settings: SyncSettings, gateway: Gateway, tmp_path: Path
 ):
     (tmp_path / "keys").mkdir()
     keys = {"AWS_ACCESS_KEY_ID": "AKIAPLANTED", "AWS_SECRET_ACCESS_KEY": "planted-secret"}
@@ -275,7 +279,7 @@ def test_the_message_of_a_gateway_is_printed_without_the_secret(
     assert "*** and *** are not of eu-north-1" in error.message
 
 
-def test_the_pinned_content_or_an_error(settings: Settings, gateway: Gateway):
+def test_the_pinned_content_or_an_error(settings: SyncSettings, gateway: Gateway):
     first = fetch(replace(settings, digest="1"))
     assert fetch(replace(settings, digest="1", commit=first.commit)) == first
     Claim(settings.directory).directory.joinpath(".sync_success").unlink()
