@@ -23,7 +23,7 @@ from torchrun_controller.reconcile.job.running import service_refused
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.spec import requests
 from torchrun_controller.reconcile.workspace import preparation
-from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
+from torchrun_controller.reconcile.workspace.helper_pods import SyncState, WorkspaceStep
 from torchrun_controller.watch.watcher import Watcher
 from torchrun_controller.workqueue import WorkQueue
 
@@ -37,7 +37,7 @@ def requeue_is_forgotten(plant: pytest.MonkeyPatch) -> None:
 
 
 def job_is_applied_before_the_sync(plant: pytest.MonkeyPatch) -> None:
-    ready = Workspace(state=SyncState.READY, why=preparation.SYNCED)
+    ready = WorkspaceStep(state=SyncState.READY, why=preparation.SYNCED)
     plant.setattr(preparation, "prepare", lambda *_: ready)
 
 

@@ -84,7 +84,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     conditions: tuple[str, ...] = ()
 
 
-class Cause(Attempt, frozen=True, kw_only=True):
+class CreationCause(Attempt, frozen=True, kw_only=True):
     """Why a gang was created, from the annotation of its Job: the end of the gang before it."""
 
     failure: LastFailure | None = None

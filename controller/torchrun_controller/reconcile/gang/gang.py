@@ -11,7 +11,7 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import JOBS
 from torchrun_api.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang import fence
-from torchrun_controller.reconcile.gang.failures import Cause
+from torchrun_controller.reconcile.gang.failures import CreationCause
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.conditions import Reason, find_true
 from torchrun_controller.reconcile.model.observed import (
@@ -118,14 +118,14 @@ def unrecorded_failure(job: TorchrunJob, gang: ObservedGang) -> LastFailure | No
     return None if cause is None else cause.failure
 
 
-def _to_attempt(cause: Cause) -> Attempt:
+def _to_attempt(cause: CreationCause) -> Attempt:
     fields = msgspec.structs.asdict(cause)
     del fields["failure"]
     return Attempt(**fields)
 
 
-def _cause(child: Job) -> Cause | None:
-    return decode_json(child.metadata.annotations.cause, Cause)
+def _cause(child: Job) -> CreationCause | None:
+    return decode_json(child.metadata.annotations.cause, CreationCause)
 
 
 def latest_attempt(job: TorchrunJob, gang: ObservedGang) -> int:

@@ -64,7 +64,7 @@ from torchrun_controller.reconcile.spec.reliability import ResolvedReliability, 
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, resolve
 from torchrun_controller.reconcile.spec.validation import validate
 from torchrun_controller.reconcile.workspace import setup
-from torchrun_controller.reconcile.workspace.helper_pods import SyncState, Workspace
+from torchrun_controller.reconcile.workspace.helper_pods import SyncState, WorkspaceStep
 from torchrun_controller.reconcile.workspace.preparation import prepare_next_gang
 
 
@@ -106,7 +106,7 @@ class Preparation(Struct, frozen=True, kw_only=True):
 
     spec: ResolvedSpec
     choice: Choice
-    workspace: Workspace
+    workspace: WorkspaceStep
     environment: Environment | None
 
 

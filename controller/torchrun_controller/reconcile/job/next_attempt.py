@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
-from torchrun_controller.reconcile.gang.failures import Cause
+from torchrun_controller.reconcile.gang.failures import CreationCause
 from torchrun_controller.reconcile.gang.gang import build_child_jobs
 from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
 from torchrun_controller.reconcile.gang.restarts import restart_limits
@@ -349,11 +349,11 @@ def _rendezvous_fallback(spec: ResolvedSpec) -> Event | None:
     )
 
 
-def _cause(next_attempt: NextAttempt) -> Cause | None:
+def _cause(next_attempt: NextAttempt) -> CreationCause | None:
     cause = next_attempt.cause
     if cause is None:
         return None
-    return Cause(**structs.asdict(cause), failure=next_attempt.history.failure)
+    return CreationCause(**structs.asdict(cause), failure=next_attempt.history.failure)
 
 
 def _with_service(

@@ -10,9 +10,9 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import (
-    Gang,
     GangObjects,
     GangScheduler,
+    ScheduledGang,
     topology_affinity,
 )
 from torchrun_controller.reconcile.spec.merge import merge
@@ -23,7 +23,7 @@ COSCHEDULING_POD_GROUPS = Kind(
 _POD_GROUP = "scheduling.x-k8s.io/pod-group"
 
 
-def build(gang: Gang) -> GangObjects:
+def build(gang: ScheduledGang) -> GangObjects:
     """Build the PodGroup."""
     group: JsonObject = {
         "apiVersion": COSCHEDULING_POD_GROUPS.api_version,

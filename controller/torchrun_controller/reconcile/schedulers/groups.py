@@ -19,7 +19,11 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     delete_job,
     may_create_pods,
 )
-from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
+from torchrun_controller.reconcile.schedulers.scheduler import (
+    GangObjects,
+    GangScheduler,
+    ScheduledGang,
+)
 from torchrun_controller.reconcile.schedulers.table import SCHEDULERS, Choice
 from torchrun_controller.reconcile.spec.merge import merge
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
@@ -55,7 +59,7 @@ def build_gang_objects(
     template, *heads = templates
     nodes = run.size.nodes
     least = min(nodes, job.spec.elastic.min_nodes) if job.spec.elastic else nodes
-    gang = Gang(
+    gang = ScheduledGang(
         job=job,
         queue=queue,
         name=child_jobs[-1].name,

@@ -14,7 +14,11 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import KAI_QUEUES, KAI_TOPOLOGIES, Kind
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
+from torchrun_controller.reconcile.schedulers.scheduler import (
+    GangObjects,
+    GangScheduler,
+    ScheduledGang,
+)
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 KAI_POD_GROUPS = Kind("scheduling.run.ai", "v2alpha2", "podgroups", "PodGroup", SchedulingGroup)
@@ -26,7 +30,7 @@ _SKIP = "kai.scheduler/skip-podgrouper"
 _GROUP_NAME = "pod-group-name"
 
 
-def build(gang: Gang) -> GangObjects:
+def build(gang: ScheduledGang) -> GangObjects:
     """Build the PodGroup."""
     queue = gang.queue.spec.kai_queue or DEFAULT_QUEUE
     spec: JsonObject = {"minMember": gang.least, "queue": queue}

@@ -14,7 +14,11 @@ from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_api.queue import TorchrunQueue
-from torchrun_controller.reconcile.schedulers.scheduler import Gang, GangObjects, GangScheduler
+from torchrun_controller.reconcile.schedulers.scheduler import (
+    GangObjects,
+    GangScheduler,
+    ScheduledGang,
+)
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 # Kueue creates these itself.
@@ -27,7 +31,7 @@ _REQUIRED = "kueue.x-k8s.io/podset-required-topology"
 _PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
 
 
-def build(gang: Gang) -> GangObjects:
+def build(gang: ScheduledGang) -> GangObjects:
     """Build the labels, annotations and spec.suspend. Kueue creates the Workload."""
     queue = gang.queue.spec.scheduling.queue_name or gang.queue.metadata.name
     annotations: JsonObject = {}

@@ -12,9 +12,9 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import (
-    Gang,
     GangObjects,
     GangScheduler,
+    ScheduledGang,
     topology_affinity,
 )
 from torchrun_controller.reconcile.spec.merge import merge
@@ -28,7 +28,7 @@ NATIVE_GROUPS = (
 _POD_GROUP = "workers"  # its name in a Workload
 
 
-def build(gang: Gang) -> GangObjects:
+def build(gang: ScheduledGang) -> GangObjects:
     """Build the PodGroup or the Workload."""
     kind = next(kind for kind in NATIVE_GROUPS if gang.installed.serves(kind))
     policy: JsonObject = {"gang": {"minCount": gang.least}}
@@ -52,13 +52,13 @@ def build(gang: Gang) -> GangObjects:
     )
 
 
-def _priority(gang: Gang) -> JsonObject:
+def _priority(gang: ScheduledGang) -> JsonObject:
     """kube-scheduler refuses pods of another priority than their group has: by default 0."""
     name = gang.priority_class_name
     return {"priorityClassName": name} if name else {}
 
 
-def _topology(gang: Gang) -> JsonObject:
+def _topology(gang: ScheduledGang) -> JsonObject:
     required = gang.topology.required if gang.topology else None
     return {"schedulingConstraints": {"topology": [{"key": required}]}} if required else {}
 

@@ -2,14 +2,14 @@
 
 from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_controller.reconcile.schedulers.scheduler import (
-    Gang,
     GangObjects,
     GangScheduler,
+    ScheduledGang,
     topology_affinity,
 )
 
 
-def build(gang: Gang) -> GangObjects:
+def build(gang: ScheduledGang) -> GangObjects:
     """Build no group. Topology is pod affinity."""
     return GangObjects(template=topology_affinity(gang.template, gang.labels, gang.topology))
 

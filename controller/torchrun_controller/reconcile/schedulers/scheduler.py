@@ -25,7 +25,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-class Gang(Struct, frozen=True, kw_only=True):
+class ScheduledGang(Struct, frozen=True, kw_only=True):
     """One attempt. `name` is the name of its child Job, `template` the v1 PodTemplateSpec.
 
     `least` is the number of pods that must be scheduled together: all pods, or minNodes of an
@@ -97,7 +97,7 @@ class GangScheduler(Struct, frozen=True, kw_only=True):
     """
 
     api: GangSchedulerApi
-    build: Callable[[Gang], GangObjects]
+    build: Callable[[ScheduledGang], GangObjects]
     kinds: tuple[Kind[SchedulingGroup], ...] = ()
     install_hint: str = ""
     refusals: tuple[tuple[str, str], ...] = ()

@@ -14,9 +14,9 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import (
-    Gang,
     GangObjects,
     GangScheduler,
+    ScheduledGang,
     topology_affinity,
 )
 from torchrun_controller.reconcile.spec.merge import merge
@@ -31,7 +31,7 @@ _TIER = "volcano.sh/"
 _TIER_NUMBER = "volcano.sh/tier-"
 
 
-def build(gang: Gang) -> GangObjects:
+def build(gang: ScheduledGang) -> GangObjects:
     """Build the PodGroup."""
     queue = gang.queue.spec.scheduling.queue_name or DEFAULT_QUEUE
     spec: JsonObject = {

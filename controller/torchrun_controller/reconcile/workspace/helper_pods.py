@@ -60,7 +60,7 @@ class SyncState(Enum):
     REFUSED = "Refused"
 
 
-class Workspace(msgspec.Struct, frozen=True, kw_only=True):
+class WorkspaceStep(msgspec.Struct, frozen=True, kw_only=True):
     """How far the workspace is, and what to create or delete now.
 
     `commit` is the commit of a ready workspace, where its sync pod reported one. `content`
@@ -98,19 +98,19 @@ class HelperPods(Protocol):
     def pods(self) -> tuple[Pod, ...]:
         """The pods of this kind, in the order of their numbers."""
 
-    def result(self) -> Workspace | None:
+    def result(self) -> WorkspaceStep | None:
         """The step once a pod has left what the job needs; None before that."""
 
-    def create_pod(self, number: int) -> Workspace:
+    def create_pod(self, number: int) -> WorkspaceStep:
         """The step that creates the pod of this number."""
 
-    def replace_pod(self, pod: Pod) -> Workspace:
+    def replace_pod(self, pod: Pod) -> WorkspaceStep:
         """The step for a pod that runs for an outdated input."""
 
-    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
+    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> WorkspaceStep:
         """The step for a pod that may still run on a lost node."""
 
-    def follow_pod(self, pod: Pod) -> Workspace:
+    def follow_pod(self, pod: Pod) -> WorkspaceStep:
         """The step while a current pod starts or runs."""
 
     def why_terminating(self, pod: Pod) -> Reason:
@@ -128,7 +128,7 @@ class HelperPods(Protocol):
 
 def next_step(
     kind: HelperPods, cluster_nodes: Mapping[str, Node] | None, now: datetime
-) -> Workspace:
+) -> WorkspaceStep:
     """Return the next step towards the result of this kind of pod; the latest pod decides."""
     result = kind.result()
     if result is not None:
@@ -153,7 +153,7 @@ def next_step(
             return kind.follow_pod(latest)
 
 
-def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
+def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> WorkspaceStep:
     """Wait for the user after a permanent failure; retry any other with growing delays."""
     end = container_end(pod, kind.container)
     failure = kind.failure(pod, end.message)
@@ -163,7 +163,7 @@ def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
     if seconds_left <= 0:
         return kind.create_pod(next_number(kind.pods))
     delay = f"Retrying {retry_delay(kind.pods).total_seconds():.0f} s after the failure."
-    return Workspace(
+    return WorkspaceStep(
         state=SyncState.SYNCING,
         why=Reason(failure.reason, f"{sentence(failure.message)} {delay}"),
         failed=True,
@@ -171,7 +171,7 @@ def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> Workspace:
     )
 
 
-def create_replacement(kind: HelperPods, pod: Pod, why: Reason) -> Workspace:
+def create_replacement(kind: HelperPods, pod: Pod, why: Reason) -> WorkspaceStep:
     """Return the step that deletes a pod on a lost node and creates the next one at once."""
     step = kind.create_pod(next_number(kind.pods))
     other_deletes = tuple(delete for delete in step.deletes if delete.uid != pod.metadata.uid)
@@ -183,15 +183,15 @@ def delete_once(pod: Pod) -> tuple[Delete, ...]:
     return () if pod.metadata.terminating else (delete_pod(pod),)
 
 
-def refused_step(failure: PodFailure) -> Workspace:
+def refused_step(failure: PodFailure) -> WorkspaceStep:
     """The step after a permanent failure: nothing is retried before the user acts."""
     why = Reason(failure.reason, f"{sentence(failure.message)} {failure.remedy}")
-    return Workspace(state=SyncState.REFUSED, why=why, failed=True)
+    return WorkspaceStep(state=SyncState.REFUSED, why=why, failed=True)
 
 
-def waiting_step(why: Reason) -> Workspace:
+def waiting_step(why: Reason) -> WorkspaceStep:
     """A step that only waits."""
-    return Workspace(state=SyncState.SYNCING, why=why)
+    return WorkspaceStep(state=SyncState.SYNCING, why=why)
 
 
 def next_number(pods: tuple[Pod, ...]) -> int:

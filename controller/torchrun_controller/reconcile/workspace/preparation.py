@@ -43,7 +43,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
     SyncMessage,
     SyncState,
-    Workspace,
+    WorkspaceStep,
     create_replacement,
     next_number,
     next_step,
@@ -70,11 +70,11 @@ SYNCED = Reason("Synced", "The workspace is in its PVC.")
 
 def prepare(
     observed: Observed, source: VolumeSource | None, now: datetime, defaults: Defaults
-) -> Workspace:
+) -> WorkspaceStep:
     """Decide the next step towards a ready workspace."""
     no_pod_reason = _why_no_pod(source)
     if no_pod_reason is not None:
-        return Workspace(state=SyncState.READY, why=no_pod_reason)
+        return WorkspaceStep(state=SyncState.READY, why=no_pod_reason)
     assert source is not None, "nothing is to be prepared"
     job, workspace = observed.job, observed.workspace
     route = choose_route(job, workspace, observed.cluster, source, now)
@@ -107,7 +107,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         present = find_claim(self.observed.workspace.claims, self.source.name)
         return present is None and self.route.store != "ephemeral"
 
-    def result(self) -> Workspace | None:
+    def result(self) -> WorkspaceStep | None:
         """The workspace that a pod made from the present source, where it is reachable now."""
         job, workspace = self.observed.job, self.observed.workspace
         pod = find_current(job, workspace, self.route.store)
@@ -119,19 +119,19 @@ class SyncPods(msgspec.Struct, frozen=True):
             return None
         return _ready(job, pod, self.route)
 
-    def create_pod(self, number: int) -> Workspace:
+    def create_pod(self, number: int) -> WorkspaceStep:
         """Create one more sync pod, with its PVC if that does not exist; the last few pods stay."""
         job, source, workspace = self.observed.job, self.source, self.observed.workspace
         oldest_pods = delete_oldest_pods(job, workspace)
         if not self.lacks_claim:
-            return Workspace(
+            return WorkspaceStep(
                 state=SyncState.SYNCING,
                 why=Reason("SyncPodStarting", "Creating a sync pod."),
                 applies=(self._build_pod(number),),
                 deletes=oldest_pods,
             )
         pod = self._build_pod(number, usable_base(workspace))
-        return Workspace(
+        return WorkspaceStep(
             state=SyncState.SYNCING,
             why=Reason("SyncPodStarting", f"Creating PVC {source.name} and a sync pod."),
             applies=(claim(job, source, names.WORKSPACE, pod.name), pod),
@@ -150,7 +150,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         )
         return build_pod(observed, request, self.defaults, self.now)
 
-    def replace_pod(self, pod: Pod) -> Workspace:
+    def replace_pod(self, pod: Pod) -> WorkspaceStep:
         """Delete a pod of another source, route or PVC.
 
         A serve pod continues until the next one serves: the upload may never arrive.
@@ -178,8 +178,8 @@ class SyncPods(msgspec.Struct, frozen=True):
             why = Reason("Replacing", message)
         return why
 
-    def _delete_pod(self, pod: Pod, why: Reason) -> Workspace:
-        return Workspace(
+    def _delete_pod(self, pod: Pod, why: Reason) -> WorkspaceStep:
+        return WorkspaceStep(
             state=SyncState.SYNCING,
             why=why,
             deletes=(delete_pod(pod),),
@@ -187,12 +187,12 @@ class SyncPods(msgspec.Struct, frozen=True):
             status_before_deletes=self.route.store == "ephemeral",
         )
 
-    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
+    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> WorkspaceStep:
         """Replace the pod at once: a sync pod tolerates another one that runs on a lost node."""
         why = Reason("SyncPodLost", f"{loss.message} Replacing the pod.")
         return create_replacement(self, pod, why)
 
-    def follow_pod(self, pod: Pod) -> Workspace:
+    def follow_pod(self, pod: Pod) -> WorkspaceStep:
         """Wait for the pod, or report why the container that fills the workspace failed."""
         message = read_result(pod)
         if message.reason:
@@ -215,7 +215,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         step = replace(step, late_after=late_after)
         return replace(self._lost_upload(pod) or step, requeue_after=self.route.binding_seconds)
 
-    def _after_container_failure(self, pod: Pod, message: SyncMessage) -> Workspace:
+    def _after_container_failure(self, pod: Pod, message: SyncMessage) -> WorkspaceStep:
         """The kubelet restarts the container of a serve pod, so the pod itself does not fail."""
         failure = self.failure(pod, message)
         if failure.remedy:
@@ -263,7 +263,7 @@ class SyncPods(msgspec.Struct, frozen=True):
             remedy if message.permanent else "",
         )
 
-    def _lost_upload(self, pod: Pod) -> Workspace | None:
+    def _lost_upload(self, pod: Pod) -> WorkspaceStep | None:
         """The step if the only copy of an upload was lost with the former pod.
 
         Only the user has another copy.
@@ -317,7 +317,7 @@ def _is_available(cluster: ObservedCluster, pod: Pod, now: datetime) -> bool:
 
 def prepare_next_gang(
     observed: Observed, source: VolumeSource | None, now: datetime, defaults: Defaults
-) -> Workspace:
+) -> WorkspaceStep:
     """Decide the next step, or return the workspace of the last gang: newer code failed or is late.
 
     A hot reload brings the newer code when it is complete. An upload may have been interrupted.
@@ -334,7 +334,9 @@ def prepare_next_gang(
     return replace(step, requeue_after=min(step.requeue_after or late_after, late_after))
 
 
-def _last_workspace(observed: Observed, source: VolumeSource, now: datetime) -> Workspace | None:
+def _last_workspace(
+    observed: Observed, source: VolumeSource, now: datetime
+) -> WorkspaceStep | None:
     job, workspace, cluster = observed.job, observed.workspace, observed.cluster
     if job.status.workers is None:
         return None
@@ -353,7 +355,7 @@ def _base_seconds_left(pod: Pod, now: datetime) -> float | None:
     return seconds_left(BASE_TIMEOUT, creation_time, now)
 
 
-def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
+def _ready(job: TorchrunJob, pod: Pod, route: Route) -> WorkspaceStep:
     result = read_result(pod)
     # Not the commit if possible: two directories of a repository share it.
     content = (
@@ -362,7 +364,7 @@ def _ready(job: TorchrunJob, pod: Pod, route: Route) -> Workspace:
         or result.commit
         or job.status.workspace_commit
     )
-    step = Workspace(state=SyncState.READY, why=SYNCED, commit=result.commit, content=content)
+    step = WorkspaceStep(state=SyncState.READY, why=SYNCED, commit=result.commit, content=content)
     if not route.store:
         return step
     download = WorkspaceDownload(url=delivery.serve_url(pod), manifest=result.manifest)

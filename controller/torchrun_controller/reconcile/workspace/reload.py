@@ -31,7 +31,7 @@ from torchrun_controller.reconcile.workspace import claims, delivery, preparatio
 from torchrun_controller.reconcile.workspace.delivery import find_claim_nodes, is_misplaced
 from torchrun_controller.reconcile.workspace.helper_pods import (
     SyncState,
-    Workspace,
+    WorkspaceStep,
     next_number,
     next_retry,
 )
@@ -46,7 +46,7 @@ from torchrun_controller.reconcile.workspace.sync_pods import (
 )
 
 
-def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Workspace | None:
+def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> WorkspaceStep | None:
     """Return the next step towards newer code for a running gang; None if there is none."""
     source = _find_source(observed.job, observed.queue, observed.workspace)
     if source is None:
@@ -58,7 +58,7 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     serving_pods = _serving_pods(job, observed.gang, workspace)
     other_pods = [pod for pod in workspace.sync_pods if alive(pod) and pod not in serving_pods]
     if not workspace_source.stands_by(job) or claims.is_for_one_pod(source, workspace.claims):
-        return Workspace(state=step.state, why=step.why, deletes=end_pods(other_pods))
+        return WorkspaceStep(state=step.state, why=step.why, deletes=end_pods(other_pods))
     store = _store_of(workspace.sync_pods[-1])
     claim_nodes = find_claim_nodes(observed, source, store, now)
     standby_pods = [
@@ -68,13 +68,15 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
     seconds = next_retry(workspace.sync_pods, names.SYNC_CONTAINER, now)
     if standby_pods or not find_revision(job, workspace) or seconds > 0:
         retry_after = seconds if seconds > 0 and not standby_pods else None
-        return Workspace(state=step.state, why=step.why, deletes=deletes, requeue_after=retry_after)
+        return WorkspaceStep(
+            state=step.state, why=step.why, deletes=deletes, requeue_after=retry_after
+        )
     if claim_nodes == ():  # the pod follows a worker, and none has a node
-        return Workspace(state=step.state, why=step.why, deletes=deletes)
+        return WorkspaceStep(state=step.state, why=step.why, deletes=deletes)
     number = next_number(workspace.sync_pods)
     request = SyncRequest(source=source, number=number, store=store, stands_by=True)
     pod = build_pod(observed, request, defaults, now)
-    return Workspace(
+    return WorkspaceStep(
         state=step.state,
         why=step.why,
         applies=(pod,),
@@ -117,7 +119,7 @@ def _store_of(pod: Pod) -> Store:
 
 
 def check_up_to_date(
-    job: TorchrunJob, gang: ObservedGang, workspace: ObservedWorkspace, step: Workspace
+    job: TorchrunJob, gang: ObservedGang, workspace: ObservedWorkspace, step: WorkspaceStep
 ) -> ConditionUpdate | None:
     """Return the condition UpToDate if the workers run older code than the job requests.
 

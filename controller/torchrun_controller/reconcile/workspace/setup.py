@@ -28,7 +28,7 @@ from torchrun_controller.reconcile.workspace.helper_pods import (
     PodFailure,
     SyncMessage,
     SyncState,
-    Workspace,
+    WorkspaceStep,
     create_replacement,
     delete_once,
     next_step,
@@ -49,8 +49,8 @@ def prepare(
     environment: Environment,
     now: datetime,
     defaults: Defaults,
-    ready: Workspace,
-) -> Workspace:
+    ready: WorkspaceStep,
+) -> WorkspaceStep:
     """Decide the next step towards the environment, now that the workspace is `ready`."""
     if not environment.shared:
         message = f"{sentence(ready.why.message)} Each pod runs the setup before its command."
@@ -77,7 +77,7 @@ class SetupPods(msgspec.Struct, frozen=True):
     spec: ResolvedSpec
     environment: Environment
     defaults: Defaults
-    ready: Workspace
+    ready: WorkspaceStep
 
     container: ClassVar[str] = names.SETUP_CONTAINER
 
@@ -86,7 +86,7 @@ class SetupPods(msgspec.Struct, frozen=True):
         """The setup pods of the job."""
         return self.observed.workspace.setup_pods
 
-    def result(self) -> Workspace | None:
+    def result(self) -> WorkspaceStep | None:
         """The ready workspace, once the latest pod has installed this environment."""
         if not self.pods:
             return None
@@ -94,7 +94,7 @@ class SetupPods(msgspec.Struct, frozen=True):
         is_done = latest.status.phase == "Succeeded" and not latest.metadata.terminating
         return self.ready if is_done and self.is_current(latest) else None
 
-    def create_pod(self, number: int) -> Workspace:
+    def create_pod(self, number: int) -> WorkspaceStep:
         """Create one more setup pod; only the last few and the last successful one are kept."""
         successful = [
             pod
@@ -109,19 +109,19 @@ class SetupPods(msgspec.Struct, frozen=True):
         pod = setup_pod(
             job, queue, self.spec, self.environment, number, self.defaults, claim_uid=claim_uid
         )
-        return Workspace(
+        return WorkspaceStep(
             state=SyncState.SYNCING,
             why=Reason("SetupRunning", "Creating a setup pod."),
             applies=(pod,),
             deletes=tuple(delete_pod(pod) for pod in oldest if pod not in successful),
         )
 
-    def replace_pod(self, pod: Pod) -> Workspace:
+    def replace_pod(self, pod: Pod) -> WorkspaceStep:
         """Delete a pod that installs another environment, or that was created for a former PVC."""
         why = f"The setup or its PVC has changed. Replacing pod {pod.metadata.name}."
         return replace(waiting_step(Reason("Replacing", why)), deletes=(delete_pod(pod),))
 
-    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> Workspace:
+    def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> WorkspaceStep:
         """Delete the pod. Create the next one only if the machine of this one is off.
 
         Two setup pods must not run at the same time: the second one removes the unfinished
@@ -146,7 +146,7 @@ class SetupPods(msgspec.Struct, frozen=True):
             )
         return replace(waiting_step(Reason("SetupPodLost", message)), deletes=delete_once(pod))
 
-    def follow_pod(self, pod: Pod) -> Workspace:
+    def follow_pod(self, pod: Pod) -> WorkspaceStep:
         """Wait for the pod."""
         return waiting_step(self._why_running(pod))
 
