@@ -12,47 +12,6 @@ from pages import ROOT
 PAGE = ROOT / "docs" / "design.md"
 PACKAGES = ("api", "controller", "runtime", "plugin", "sdk")
 MOST_TERMS = 40
-# Public classes that share a name, with the number of definitions. Entries may only shrink: rename a
-# class, then lower or remove its entry.
-SHARED_NAMES = {
-    "ApiError": 2,
-    "Backoff": 2,
-    "Cause": 4,
-    "Credentials": 2,
-    "Done": 2,
-    "Endpoint": 2,
-    "Entry": 2,
-    "Failure": 2,
-    "Gang": 2,
-    "Job": 2,
-    "Limits": 4,
-    "Line": 2,
-    "Lines": 3,
-    "Object": 2,
-    "Observer": 2,
-    "Place": 3,
-    "Queue": 2,
-    "Refused": 2,
-    "Reload": 2,
-    "Report": 2,
-    "Response": 2,
-    "Rule": 2,
-    "Server": 3,
-    "Settings": 4,
-    "Snapshot": 2,
-    "State": 2,
-    "SupersededError": 2,
-    "SyncMessage": 2,
-    "Terminal": 2,
-    "Tree": 3,
-    "UnavailableError": 2,
-    "Upload": 2,
-    "View": 2,
-    "Wait": 3,
-    "Worker": 3,
-    "Workspace": 2,
-    "Writes": 2,
-}
 
 
 @cache
@@ -112,13 +71,6 @@ def test_terms_are_names_in_the_code() -> None:
     assert {name for _, name in terms()} - public_names() == set()
 
 
-def test_no_new_class_takes_a_name_in_use() -> None:
+def test_no_two_public_classes_share_a_name() -> None:
     shared = {name: count for name, count in class_names().items() if count > 1}
-    grown = {name: count for name, count in shared.items() if count > SHARED_NAMES.get(name, 1)}
-    assert grown == {}, "choose another name"
-
-
-def test_the_shared_names_are_up_to_date() -> None:
-    counts = class_names()
-    stale = {name: counts[name] for name, limit in SHARED_NAMES.items() if counts[name] < limit}
-    assert stale == {}, "lower or remove these entries of SHARED_NAMES"
+    assert shared == {}, "choose another name"
