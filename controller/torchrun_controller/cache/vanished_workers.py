@@ -10,7 +10,7 @@ from torchrun_api import names
 from torchrun_api.core import Pod
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.model.observed import Vanished
-from torchrun_controller.reconcile.pods.lifecycle import alive
+from torchrun_controller.reconcile.pods.lifecycle import MAY_RUN, state_of
 
 # The status has them long before.
 KEPT = timedelta(minutes=10)
@@ -32,7 +32,7 @@ class VanishedWorkers:
         if change.new is not None or pod is None or not pod.spec.node_name:
             return
         meta = pod.metadata
-        if meta.labels.component == names.WORKER and alive(pod):
+        if meta.labels.component == names.WORKER and state_of(pod) in MAY_RUN:
             self._forget_old()
             key = meta.namespace, meta.labels.torchrun_job
             self._workers.setdefault(key, []).append(Vanished(pod, self._now()))

@@ -204,10 +204,8 @@ def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> da
     according to the condition. Before the first pod gets a node, the gang may have waited for long
     for room, or for Kueue.
     """
-    since = max(
-        gang.current_job.metadata.creation_timestamp or now,
-        *(_placed_at(pod) for pod in gang.workers),
-    )
+    created = gang.current_job.metadata.creation_timestamp or now
+    since = max([created, *map(_placed_at, gang.workers)])
     full_size = find_condition(job.status.conditions, FULL_SIZE)
     if full_size is None or full_size.status == "True" or full_size.last_transition_time is None:
         return since

@@ -139,7 +139,7 @@ def worker_nodes(
         index_of(pod): pod.spec.node_name
         for pod in gang.pods
         if attempt_of(pod) == attempt
-        and may_train(pod)
+        and may_train(pod, False)
         and state_of(pod) is not PodState.STOPPED
         and not of_earlier_job(job, gang, pod)
         and (attempt, index_of(pod), pod.spec.node_name) not in recorded_identities
@@ -211,10 +211,11 @@ def _find_workers(
             attempt=attempt, index=index_of(pod), node=pod.spec.node_name, since=since
         )
 
-    yield from (worker(each.pod, each.time) for each in gang.vanished if may_train(each.pod))
+    vanished = (each for each in gang.vanished if may_train(each.pod, True))
+    yield from (worker(each.pod, each.time) for each in vanished)
     # Pods that vanished while no controller ran, with their silent nodes.
     status = job.status
-    pods = [pod for pod in gang.pods if may_train(pod)]
+    pods = [pod for pod in gang.pods if may_train(pod, False)]
     present_indexes = {index_of(pod) for pod in pods if attempt_of(pod) == status.attempt}
     for index, name in enumerate(status.worker_nodes):
         node = cluster_nodes.get(name)
@@ -226,23 +227,32 @@ def _find_workers(
             yield worker(pod, (silence.since if silence else None) or now)
 
 
-def _training(job: TorchrunJob, gang: ObservedGang) -> Callable[[Pod], bool]:
+def _training(job: TorchrunJob, gang: ObservedGang) -> Callable[[Pod, bool], bool]:
     """Return whether a pod of any gang may run ranks, as a function of the pod.
 
     It has a node, and it or its leader has the annotation that starts ranks. A leader whose pod is
     gone may have started them. A suspended Job that resumes may have two leaders of one attempt.
-    """
 
-    def gate_of(pod: Pod) -> tuple[int, bool, bool]:
+    The second argument is whether the pod has vanished. The Job controller removes the finalizer of
+    such a pod for whatever reason, so it counts as one from before a suspension, if there was one.
+    """
+    jobs = gang.child_jobs
+    has_been_suspended = bool(jobs) and head_and_workers.resumption_of(gang) is not None
+
+    def gate_of(pod: Pod, has_vanished: bool = False) -> tuple[int, bool, bool]:
         is_from_before = head_and_workers.is_from_before_suspension(gang, pod)
+        is_from_before = is_from_before or (has_vanished and has_been_suspended)
         return attempt_of(pod), of_earlier_job(job, gang, pod), is_from_before
 
     leaders = [pod for pod in gang.pods if index_of(pod) == 0]
     open_gates = {gate_of(leader) for leader in leaders if has_own_start(leader)}
     closed_gates = {gate_of(leader) for leader in leaders} - open_gates
-    return lambda pod: (
+    return lambda pod, has_vanished: (
         bool(pod.spec.node_name)
-        and (has_own_start(pod) or (follows_leader(pod) and gate_of(pod) not in closed_gates))
+        and (
+            has_own_start(pod)
+            or (follows_leader(pod) and gate_of(pod, has_vanished) not in closed_gates)
+        )
     )
 
 

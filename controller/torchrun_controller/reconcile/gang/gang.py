@@ -48,16 +48,16 @@ def exists(job: TorchrunJob, gang: ObservedGang) -> bool:
 
 
 def was_created(job: TorchrunJob, gang: ObservedGang) -> bool:
-    """Whether a gang was ever created. After that, queue and dependencies no longer matter."""
+    """Whether a gang was ever created. After that, dependencies no longer matter."""
     return job.status.workers is not None or bool(gang.child_jobs)
 
 
 def has_ended(job: TorchrunJob, gang: ObservedGang) -> bool:
     """Whether every pod of the last gang is seen to have ended, or there never was a gang.
 
-    A missing pod proves nothing: the cache of pods may lag behind, with the Job already gone. A
-    cache that shows the pods of the next gang shows all earlier changes of older pods. The Job
-    controller sets the condition Failed only after all pods have ended (Kubernetes 1.31, KEP-3939).
+    A missing pod proves nothing: the cache of pods may lag behind, with the Job already gone. The
+    Job controller sets the condition Failed only after all pods have ended (Kubernetes 1.31,
+    KEP-3939).
     """
     if not was_created(job, gang):
         return True

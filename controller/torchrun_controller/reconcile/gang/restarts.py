@@ -84,24 +84,27 @@ def evaluate_failure_policy(
 
     A failure that no restart corrects, such as an image without torch, fails the job at once.
     """
-    is_permanent = failure.details.reason in (PYTHON_MISSING, *PERMANENT)
-    if policy.never_restart or is_permanent:
-        return FailureAction.FAIL
-    rule = next((rule for rule in policy.rules if matches(rule, failure)), None)
-    if rule is not None:
-        action = FailureAction(rule.action)
-    else:
-        action = FailureAction.IGNORE if failure.disruption else FailureAction.RESTART
+    action = _action_without_limit(failure, policy)
     if action is FailureAction.RESTART and counts.restarts >= policy.max_restarts:
         return FailureAction.FAIL
     return action
 
 
-def describe_limit(policy: ResolvedReliability, counts: Counts) -> str:
-    """Return why no gang follows, as a further sentence; "" where a rule is the reason."""
+def _action_without_limit(failure: Failure, policy: ResolvedReliability) -> FailureAction:
+    if policy.never_restart or failure.details.reason in (PYTHON_MISSING, *PERMANENT):
+        return FailureAction.FAIL
+    rule = next((rule for rule in policy.rules if matches(rule, failure)), None)
+    if rule is not None:
+        return FailureAction(rule.action)
+    return FailureAction.IGNORE if failure.disruption else FailureAction.RESTART
+
+
+def describe_limit(failure: Failure, policy: ResolvedReliability) -> str:
+    """Return which limit ends the job, as a further sentence; "" if the failure itself does."""
     if policy.never_restart:
         return " restartPolicy is Never."
-    if counts.restarts >= policy.max_restarts > 0:
+    is_limit = _action_without_limit(failure, policy) is FailureAction.RESTART
+    if is_limit and policy.max_restarts > 0:
         return f" All restarts are used (maxRestarts is {policy.max_restarts})."
     return ""
 

@@ -47,7 +47,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     count_workers,
     index_of,
 )
-from torchrun_controller.reconcile.pods.nodes import LOST_AFTER, find_loss
+from torchrun_controller.reconcile.pods.nodes import LOST_AFTER, find_loss, is_ready
 from torchrun_controller.reconcile.schedulers import groups
 from torchrun_controller.reconcile.workspace import delivery
 
@@ -94,7 +94,7 @@ def evaluate_state(
         return GangState(*_progress(observed, unfenced, now))
     failed_job = head_and_workers.find_failed_job(gang)
     if failed_job is None and deletion_failure is None:
-        loss, seconds_left = find_loss_in_suspension(gang, unfenced, now)
+        loss, seconds_left = find_loss_in_suspension(observed, unfenced, now)
         if loss is not None:
             why = failure_reason(loss.details)
             times = (loss.details.time, _time_of(child, "Suspended"))
@@ -193,13 +193,15 @@ def _job_deleted(name: str, time: datetime | None) -> Failure:
 
 
 def find_loss_in_suspension(
-    gang: ObservedGang, unfenced: tuple[UnfencedWorker, ...], now: datetime
+    observed: Observed, unfenced: tuple[UnfencedWorker, ...], now: datetime
 ) -> tuple[Failure | None, float | None]:
     """Return the loss that ends the attempt, and else the seconds until there may be one.
 
-    While the Job is suspended, the node has as long to recover as that of a gang that runs. A Job
-    that has resumed ends at once: a gate of its new pods must not open.
+    While the Job is suspended, the machine has as long to recover as that of a gang that runs. A
+    Job that has resumed ends at once: a gate of its new pods must not open. A pod that was removed
+    from a machine that responds, for example with --force, may run there as well.
     """
+    gang, machines = observed.gang, observed.cluster.nodes
     workers = _left_behind(gang, unfenced)
     if not workers:
         return None, None
@@ -208,11 +210,16 @@ def find_loss_in_suspension(
     child = gang.current_job
     if child.spec.suspend and wait > 0:
         return None, wait
-    message = (
-        f"Node {first.node} is lost. A pod from before the suspension of Job {child.metadata.name}"
-        " may still run there."
-    )
-    details = LastFailure(node=first.node, reason="NodeLost", message=message, time=first.since)
+    machine = None if machines is None else machines.get(first.node)
+    responds = machine is not None and is_ready(machine)
+    pod = f"pod from before the suspension of Job {child.metadata.name}"
+    if responds:
+        reason = POD_DELETED
+        message = f"A {pod} was removed from node {first.node}, but may still run there."
+    else:
+        reason = "NodeLost"
+        message = f"Node {first.node} is lost. A {pod} may still run there."
+    details = LastFailure(node=first.node, reason=reason, message=message, time=first.since)
     return Failure(details=details, disruption=True), None
 
 

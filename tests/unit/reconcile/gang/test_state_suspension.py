@@ -201,6 +201,19 @@ def test_a_worker_that_vanished_unseen_during_the_suspension_ends_the_attempt():
     assert_ended_as_lost(world)
 
 
+def test_a_pod_that_was_removed_by_force_is_no_lost_machine():
+    world = admitted()
+    world.pass_time(seconds=20)
+    set_suspended(world, True)
+    world.remove("train-0-abcde")
+    world.vanish("train-1-abcde")
+    resume(world, 0, 1)
+    (end,) = world.job.status.attempts
+    assert (end.reason, end.counted) == ("PodDeleted", False)
+    assert "was removed from node node-1, but may still run there" in end.message
+    assert start(world, "train-0-fghij") == ""
+
+
 def test_a_silent_node_of_the_new_pods_has_time_to_recover():
     world = admitted()
     world.pass_time(seconds=20)
