@@ -26,6 +26,7 @@ from torchrun_controller.reconcile.gang.restarts import (
     NewRestarts,
     RestartDelay,
     describe_edit_wait,
+    describe_limit,
     describe_restarts,
     evaluate_failure_policy,
     find_backoff,
@@ -382,6 +383,7 @@ def _end_by_policy(
     history = replace(history, failure=failure.details)
     action = evaluate_failure_policy(failure, policy, history.counts)
     if action is FailureAction.FAIL:
+        why = Reason(why.reason, why.message + describe_limit(failure, policy))
         return GangEnd(why=why, fails_job=True, attempt=attempt, history=history)
     attempt = replace(attempt, counted=action is FailureAction.RESTART)
     history = replace(history, counts=history.counts.after(action), ends=(*history.ends, attempt))
@@ -419,7 +421,7 @@ def _assess_next(
 ) -> NextAttempt:
     """Return what the next gang inherits from the last one, if there was one, and what it lacks.
 
-    Queue and dependencies do not matter any more once there was a gang.
+    Dependencies do not matter any more once there was a gang.
     """
     job, queue, cause = observed.job, observed.queue, None
     last_gang = None if state is None else observed.gang

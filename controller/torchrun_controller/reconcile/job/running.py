@@ -4,7 +4,7 @@ from torchrun_api import names
 from torchrun_api.job import TorchrunJob
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gate
-from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT, describe_limit
+from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT
 from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
@@ -70,11 +70,10 @@ def gang_failed(assessment: Assessment) -> Decision | None:
     end = assessment.end
     if end is None or not end.fails_job:
         return None
-    because = describe_limit(assessment.reliability, assessment.history.counts)
     return decide(
         assessment,
         State.GANG_FAILED,
-        Reason(end.why.reason, end.why.message + because),
+        end.why,
         know_gang(assessment),
         history=end.history,
         writes=DecisionWrites(deletes=assessment.survivors),

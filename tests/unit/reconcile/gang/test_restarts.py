@@ -116,6 +116,22 @@ def test_failures_are_counted_and_bounded():
     assert world.job.status.restarts == 2
 
 
+def test_a_failure_that_ends_the_job_by_a_rule_names_no_limit():
+    world = running(maxRestarts=1, rules=[{"exitCodes": [7], "action": "fail"}])
+    fail(world)
+    world.settle()
+    world.containers_stop()
+    world.pass_time(minutes=5)
+    world.settle()
+    assert world.job.status.restarts == 1
+    world.all_workers("Running")
+    world.settle()
+    fail(world, exit_code=7)
+    world.settle()
+    assert world.phase == "Failed"
+    assert "All restarts are used" not in world.job.status.message
+
+
 def test_counts_stop_at_the_maximum_of_the_status():
     world = running()
     world.job = replace(world.job, status=replace(world.job.status, disruptions=MOST_GANGS))
