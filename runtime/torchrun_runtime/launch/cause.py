@@ -12,6 +12,7 @@ _PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 _SIGABRT, _SIGTERM = 6, 15
 # Of a command that cannot start: an edit of the workspace may be the cause, and the correction.
 _OF_COMMAND = frozenset({"CommandNotFound", "CommandNotExecutable", "WorkingDirMissing"})
+PEER_FAILED = "PeerFailed"  # of a node whose ranks end because those of another have failed
 
 
 class Cause(NamedTuple):
@@ -64,7 +65,8 @@ def first_cause(causes: Mapping[int, Cause]) -> tuple[int, Cause]:
             return 6, cause.time
         if cause.signal is not None:
             return (4 if cause.signal == _SIGABRT else 2), cause.time
-        return (5 if is_peer_loss(cause) else 3), cause.time
+        has_lost_peer = cause.reason == PEER_FAILED or is_peer_loss(cause)
+        return (5 if has_lost_peer else 3), cause.time
 
     return min(causes.items(), key=order)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from .cause import Cause, is_peer_loss
+from .cause import PEER_FAILED, Cause, is_peer_loss
 from .contract import STOPPED
 from .failure import (
     Report,
@@ -20,7 +20,7 @@ from .output import timestamp
 from .processes import Process, Running, signal_name
 from .supervise import CommandExit, StopRequest
 
-PEER_FAILED, RELOADED = "PeerFailed", "Stopped"
+RELOADED = "Stopped"
 # How long a rank may have been dead when its launcher stops the others: torchrun gives them 30 s.
 UNNOTICED_SECONDS = 40.0
 

@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import Mapping, NamedTuple
 
 from . import contract
-from .cause import Cause
+from .cause import PEER_FAILED, Cause
 from .command_end import (
-    PEER_FAILED,
     RELOADED,
     UNNOTICED_SECONDS,
     cause_of_end,
