@@ -34,7 +34,7 @@ class PhaseStyle(TypedDict):
     bold: bool
 
 
-class Terminal:
+class Display:
     """The two streams of a command. Use as a context manager: it leaves the screen clean."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -54,7 +54,7 @@ class Terminal:
         """Whether stderr is a terminal that can be drawn on."""
         return self._live
 
-    def __enter__(self) -> "Terminal":
+    def __enter__(self) -> "Display":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,7 +150,7 @@ class Terminal:
 class Bar:
     """Progress of an upload or of packing."""
 
-    def __init__(self, label: str, total: int, terminal: Terminal | None) -> None:
+    def __init__(self, label: str, total: int, terminal: Display | None) -> None:
         self.label = label
         self.total = total
         self._terminal = terminal

@@ -59,14 +59,14 @@ class Retry(Struct, frozen=True):
     after: float | None = None
 
 
-class TerminalRefusal(Struct, frozen=True):
+class Terminal(Struct, frozen=True):
     """Refused. Retry when the user changes the spec, or after this many seconds."""
 
     error: Exception
     after: float | None = None
 
 
-Outcome = Done | RequeueAfter | Behind | Postponed | Retry | TerminalRefusal
+Outcome = Done | RequeueAfter | Behind | Postponed | Retry | Terminal
 
 
 K = TypeVar("K", bound=Hashable)
@@ -151,7 +151,7 @@ class Controller(Generic[K]):
                 # A conflict with another writer is normal, unlike the other errors.
                 write_line = log.debug if isinstance(error, SupersededError) else log.warning
                 write_line("retried later", **self._key_fields(key), error=str(error), after=wait)
-            case TerminalRefusal(error, wait):
+            case Terminal(error, wait):
                 queue.forget(key)
                 if wait is not None:
                     queue.add_after(key, wait)

@@ -24,7 +24,7 @@ from torchrun_controller.controllers.controller import (
     Outcome,
     Postponed,
     RequeueAfter,
-    TerminalRefusal,
+    Terminal,
     Throttle,
     log_fields,
 )
@@ -147,7 +147,7 @@ class JobReconciler:
         waits = [plan.requeue_after, *attempt.waits, self._refusals.next_retry(attempt.key)]
         seconds = min((wait for wait in waits if wait is not None), default=None)
         if attempt.permanent is not None:
-            return TerminalRefusal(attempt.permanent, seconds)
+            return Terminal(attempt.permanent, seconds)
         return Done() if seconds is None else RequeueAfter(seconds)
 
     async def _carry_out(self, attempt: _Attempt, plan: Plan) -> bool:

@@ -17,7 +17,7 @@ from kubectl_torchrun.cli import complete, defaults
 from kubectl_torchrun.cli.types import DURATION, JOB, OneOf
 
 if TYPE_CHECKING:
-    from kubectl_torchrun.terminal import Terminal
+    from kubectl_torchrun.terminal import Display
 
 Function = Callable[..., None]
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -228,17 +228,17 @@ def wait_options(bare: str) -> Callable[[Function], Function]:
     return add
 
 
-def run_command(work: "Callable[[Terminal], int]", interrupted: str = "") -> None:
+def run_command(work: "Callable[[Display], int]", interrupted: str = "") -> None:
     """Run a command and exit with its code.
 
     For a Problem, print its message and exit with its code. interrupted: text after `Stopped` at
     Ctrl-C.
     """
     from kubectl_torchrun.errors import DETACHED, Problem
-    from kubectl_torchrun.terminal import Terminal
+    from kubectl_torchrun.terminal import Display
     from kubectl_torchrun.text import echo
 
-    with Terminal() as terminal:
+    with Display() as terminal:
         try:
             code = work(terminal)
             sys.stdout.flush()

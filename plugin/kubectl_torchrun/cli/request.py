@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from kubectl_torchrun.cli import complete, defaults, options
 from kubectl_torchrun.cli.types import DURATION, Count
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from kubectl_torchrun.upload.job_manifest import Request
@@ -223,7 +223,7 @@ def sync_arguments(directory: str | None, overlay: str | None) -> tuple[str, ...
     return where if overlay is None else (*where, f"--overlay={Path(overlay).resolve()}")
 
 
-def directory_to_send(directory: str | None, terminal: Terminal) -> Path:
+def directory_to_send(directory: str | None, terminal: Display) -> Path:
     """The directory of the flag, else of the project, with a note if it is not the current one."""
     if directory is not None:
         return Path(directory)

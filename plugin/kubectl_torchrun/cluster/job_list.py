@@ -16,7 +16,7 @@ from kubectl_torchrun.cluster.tables import (
     show_live,
     v1_list,
 )
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api.json import JsonObject
 
 
@@ -39,7 +39,12 @@ class JobFilter(NamedTuple):
 
 
 def print_jobs(
-    target: Target, job_filter: JobFilter, form: str, terminal: Terminal, *, watch: bool = False
+    target: Target,
+    job_filter: JobFilter,
+    form: str,
+    terminal: Display,
+    *,
+    watch: bool = False,
 ) -> int:
     """Print the jobs, or follow them until Ctrl-C; the exit code, 0 also without jobs.
 
@@ -64,14 +69,14 @@ def print_jobs(
     return 0
 
 
-async def _list_jobs(api: Api, job_filter: JobFilter, terminal: Terminal) -> list[JobSlice]:
+async def _list_jobs(api: Api, job_filter: JobFilter, terminal: Display) -> list[JobSlice]:
     request = api.list(JOBS, job_filter.query, everywhere=job_filter.everywhere)
     listed = await explain_all_namespaces(request, everywhere=job_filter.everywhere)
     note_unreadable(listed.unreadable, terminal)
     return [job for job in listed.items if job_filter.takes(job.spec.job_queue, job.status.phase)]
 
 
-async def _watch_jobs(api: Api, job_filter: JobFilter, terminal: Terminal, *, wide: bool) -> None:
+async def _watch_jobs(api: Api, job_filter: JobFilter, terminal: Display, *, wide: bool) -> None:
     shown: list[JobSlice] = []
 
     async def update() -> AsyncIterator[None]:

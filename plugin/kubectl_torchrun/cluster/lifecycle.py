@@ -13,7 +13,7 @@ from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import CLAIMS, JOBS, JobSlice
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED, UsageProblem
-from kubectl_torchrun.terminal import Terminal, ask
+from kubectl_torchrun.terminal import Display, ask
 from kubectl_torchrun.text import echo
 from torchrun_api import names
 from torchrun_api.json import JsonObject
@@ -35,7 +35,7 @@ def change(
     name: str,
     nodes: int | None,
     options: ChangeOptions,
-    terminal: Terminal,
+    terminal: Display,
 ) -> int:
     """Suspend, resume or scale a job by a patch of its spec; the exit code. Raises Problem."""
     condition = options.wait and wait.check(options.wait)
@@ -104,7 +104,12 @@ def _success_message(cluster: Cluster, job: JobSlice, verb: str, nodes: int | No
 
 
 def cancel(
-    target: Target, jobs: Sequence[str], options: ChangeOptions, terminal: Terminal, *, sure: bool
+    target: Target,
+    jobs: Sequence[str],
+    options: ChangeOptions,
+    terminal: Display,
+    *,
+    sure: bool,
 ) -> int:
     """Delete jobs, after a confirmation if a terminal is attached; the exit code.
 
@@ -134,7 +139,7 @@ def _delete(
     jobs: Sequence[str],
     exception: str,
     options: ChangeOptions,
-    terminal: Terminal,
+    terminal: Display,
 ) -> list[str]:
     """Delete the jobs. Returns those that are gone, for example since the confirmation."""
     dry = options.dry_run == "server"

@@ -6,7 +6,7 @@ import anyio
 
 from kubectl_torchrun.cluster.job_watch import JobState
 from kubectl_torchrun.cluster.phases import NEW
-from kubectl_torchrun.terminal import QUIET_SECONDS, Terminal
+from kubectl_torchrun.terminal import QUIET_SECONDS, Display
 
 _TICK_SECONDS = 1.0
 
@@ -34,7 +34,7 @@ class Narrator:
     """
 
     def __init__(
-        self, job_watch: JobState, terminal: Terminal, quiet: frozenset[str] = frozenset()
+        self, job_watch: JobState, terminal: Display, quiet: frozenset[str] = frozenset()
     ) -> None:
         self._job_watch = job_watch
         self._terminal = terminal

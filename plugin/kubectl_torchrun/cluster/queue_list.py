@@ -17,7 +17,7 @@ from kubectl_torchrun.cluster.tables import (
     show_live,
     v1_list,
 )
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api import quantity
 from torchrun_api.kind import Kind
 from torchrun_api.status import WAITING
@@ -29,7 +29,7 @@ _BAR = 10  # characters
 
 
 def print_queues(
-    target: Target, everywhere: bool, form: str, terminal: Terminal, *, watch: bool = False
+    target: Target, everywhere: bool, form: str, terminal: Display, *, watch: bool = False
 ) -> int:
     """Print the queues, and the jobs that wait for admission, or follow them until Ctrl-C.
 
@@ -70,7 +70,7 @@ def _tables(
     return [*lines, "", *waiting] if waiting else lines
 
 
-async def _watch_queues(api: Api, everywhere: bool, terminal: Terminal, *, wide: bool) -> None:
+async def _watch_queues(api: Api, everywhere: bool, terminal: Display, *, wide: bool) -> None:
     shown_queues: list[QueueSlice] = []
     shown_jobs: list[JobSlice] = []
 
@@ -87,7 +87,7 @@ async def _watch_queues(api: Api, everywhere: bool, terminal: Terminal, *, wide:
 
 
 async def _list_queues_and_jobs(
-    api: Api, everywhere: bool, terminal: Terminal
+    api: Api, everywhere: bool, terminal: Display
 ) -> tuple[Sequence[QueueSlice], Sequence[JobSlice]]:
     request = api.list(QUEUES, everywhere=everywhere)
     queues = await explain_all_namespaces(request, everywhere=everywhere)

@@ -12,7 +12,7 @@ from kubectl_torchrun.cluster.client import RequestError
 from kubectl_torchrun.cluster.job_watch import Changes
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import ClusterProblem
-from kubectl_torchrun.terminal import Terminal, has_colour
+from kubectl_torchrun.terminal import Display, has_colour
 from kubectl_torchrun.text import join
 from torchrun_api.json import JsonObject
 
@@ -31,7 +31,7 @@ async def explain_all_namespaces(request: Awaitable[R], *, everywhere: bool) -> 
         raise
 
 
-def note_unreadable(lines: Sequence[str], terminal: Terminal) -> None:
+def note_unreadable(lines: Sequence[str], terminal: Display) -> None:
     """Print which objects are missing from the table."""
     for line in lines:
         terminal.note(f"Skipped: {line}")
@@ -61,7 +61,7 @@ Frame = Callable[[bool], Sequence[str]]
 
 
 async def show_live(
-    updates: Sequence[AsyncIterator[object]], frame: Frame, terminal: Terminal
+    updates: Sequence[AsyncIterator[object]], frame: Frame, terminal: Display
 ) -> None:
     """Show the frame after each update, until cancelled.
 

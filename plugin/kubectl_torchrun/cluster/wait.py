@@ -9,7 +9,7 @@ from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED, TimeoutProblem, UsageProblem
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api.status import PHASES
 
 DELETED = "Deleted"
@@ -63,7 +63,7 @@ def met(job: JobSlice | None, condition: str, change: SpecChange = NO_CHANGE) ->
 async def wait(
     api: Api,
     name: str,
-    terminal: Terminal,
+    terminal: Display,
     condition: str,
     seconds: float | None,
     change: SpecChange = NO_CHANGE,
@@ -82,7 +82,7 @@ async def wait(
 
 async def until(
     job_watch: JobWatch,
-    terminal: Terminal,
+    terminal: Display,
     condition: str,
     seconds: float | None,
     change: SpecChange = NO_CHANGE,

@@ -8,7 +8,7 @@ from kubectl_torchrun.cli import complete
 from kubectl_torchrun.cli.changes import change_options
 from kubectl_torchrun.cli.options import Command, run_command
 from kubectl_torchrun.cli.types import JOB
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from kubectl_torchrun.cluster.kubectl import Target
@@ -34,7 +34,7 @@ def command(jobs: tuple[str, ...], yes: bool, options: "ChangeOptions", target: 
     if options.wait not in ("", "Deleted", "deleted"):
         raise click.UsageError("cancel accepts only --wait=Deleted.")
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.cluster.lifecycle import cancel
 
         return cancel(target, jobs, options, terminal, sure=yes)

@@ -4,7 +4,7 @@ import click
 
 from kubectl_torchrun.cli.options import Command, cluster_options, output_option, run_command
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 
 @click.command("doctor", cls=Command)
@@ -24,7 +24,7 @@ def command(output: str, target: Target) -> None:
       kubectl torchrun doctor -n team-a -o json
     """
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.doctor.report import print_findings
 
         return print_findings(target, output, terminal)

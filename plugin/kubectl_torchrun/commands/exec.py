@@ -7,7 +7,7 @@ import click
 from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
 from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
 
@@ -50,7 +50,7 @@ def command(
     with_terminal = at_terminal if tty is None else tty
     flags = ["--stdin"] * (stdin or with_terminal) + ["--tty"] * with_terminal
 
-    def work(_: Terminal) -> int:
+    def work(_: Display) -> int:
         from kubectl_torchrun.cluster.exec_forward import find_worker, replace_process
 
         worker = find_worker(target, job, node, rank)

@@ -6,7 +6,7 @@ import click
 
 from kubectl_torchrun.cli.options import Command, output_option, run_command
 from kubectl_torchrun.cli.request import directory_to_send
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from torchrun_api.contents import Entry
@@ -30,7 +30,7 @@ def command(directory: str | None, output: str) -> None:
       kubectl torchrun files -o json
     """
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.cluster.kubectl import ClusterNamespace
         from kubectl_torchrun.output import put, write
         from kubectl_torchrun.upload import consent, pack, tree

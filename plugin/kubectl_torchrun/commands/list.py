@@ -15,7 +15,7 @@ from kubectl_torchrun.cli.options import (
 )
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.phases import NEW, list_phases
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -85,7 +85,7 @@ def command(
     """
     check_watch(watch, output)
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.cluster.job_list import JobFilter, print_jobs
 
         selected = frozenset("" if phase == NEW else phase for phase in phases)

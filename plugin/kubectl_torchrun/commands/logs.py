@@ -11,7 +11,7 @@ from kubectl_torchrun.cli.options import (
 )
 from kubectl_torchrun.cli.types import DURATION, Count, OneOf
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 
 @click.command("logs", cls=Command)
@@ -100,7 +100,7 @@ def command(
             "--node, --rank, --attempt and --previous apply only to --container=trainer."
         )
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.logs.helper_logs import print_helper_logs
         from kubectl_torchrun.logs.logs_command import LogChoice, follow_logs, print_logs
         from kubectl_torchrun.logs.streams import LineFormat, View

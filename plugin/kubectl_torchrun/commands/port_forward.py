@@ -14,7 +14,7 @@ from kubectl_torchrun.cli.options import Command, cluster_options, job_argument,
 from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.cluster.kubectl import LastLines, Target
 from kubectl_torchrun.errors import SUCCEEDED, ClusterProblem, UsageProblem
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from kubectl_torchrun.cluster.exec_forward import Worker
@@ -99,7 +99,7 @@ def command(
     if tensorboard is not None and len(ports) > 1:
         raise click.UsageError("--tensorboard accepts only one port.")
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.cluster.exec_forward import find_worker, replace_process
 
         worker = find_worker(target, job, node, None)
@@ -143,7 +143,7 @@ def _tensorboard(
     directory: str,
     port: str,
     address: str,
-    terminal: Terminal,
+    terminal: Display,
     check_ctrl_c: Callable[[], None],
 ) -> int:
     """Run TensorBoard in the pod until Ctrl-C, and forward it; the exit code. Raises Problem."""

@@ -11,7 +11,7 @@ from kubectl_torchrun.cli.options import (
     watch_option,
 )
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 
 @click.command("queues", cls=Command)
@@ -31,7 +31,7 @@ def command(all_namespaces: bool, watch: bool, output: str, target: Target) -> N
     """
     check_watch(watch, output)
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.cluster.queue_list import print_queues
 
         return print_queues(target, all_namespaces, output, terminal, watch=watch)

@@ -7,7 +7,7 @@ import click
 from kubectl_torchrun.cli.options import Command, cluster_options, run_command
 from kubectl_torchrun.cli.types import OneOf
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from torchrun_api.queue import TorchrunQueue
@@ -51,7 +51,7 @@ def command(filename: tuple[str, ...], runtime_image: str, output: str, target: 
       kubectl torchrun render -f job.yaml > review.yaml
     """
 
-    def work(_: Terminal) -> int:
+    def work(_: Display) -> int:
         from kubectl_torchrun.local.render import print_objects, read_documents, render
 
         job, queue = read_documents(filename)

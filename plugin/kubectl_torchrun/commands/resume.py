@@ -6,7 +6,7 @@ import click
 
 from kubectl_torchrun.cli.changes import INTERRUPTED, change_options
 from kubectl_torchrun.cli.options import Command, job_argument, run_command
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from kubectl_torchrun.cluster.kubectl import Target
@@ -25,7 +25,7 @@ def command(job: str, options: "ChangeOptions", target: "Target") -> None:
       kubectl torchrun resume my-project-x7k2p --wait=Running
     """
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.cluster.lifecycle import change
 
         return change(target, "resume", job, None, options, terminal)

@@ -25,7 +25,7 @@ from kubectl_torchrun.cli.request import (
 )
 from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +97,7 @@ def command(
         instead = "--dev, and sync --watch" if reload else "--gpus, the total of all nodes"
         raise click.UsageError(f"{option} needs --local. On a cluster, use {instead}.")
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.upload.submission import SubmitOptions, submit
 
         options = SubmitOptions(
@@ -129,7 +129,7 @@ def _run_locally(
     source = click.get_current_context().get_parameter_source
     unused = [name for name in _OF_CLUSTERS if source(name) == ParameterSource.COMMANDLINE]
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.local.run import LocalOptions, run
 
         if unused:

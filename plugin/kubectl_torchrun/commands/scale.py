@@ -7,7 +7,7 @@ import click
 from kubectl_torchrun.cli.changes import INTERRUPTED, change_options
 from kubectl_torchrun.cli.options import Command, job_argument, run_command
 from kubectl_torchrun.cli.types import Count
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
     from kubectl_torchrun.cluster.kubectl import Target
@@ -29,7 +29,7 @@ def command(job: str, nodes: int, options: "ChangeOptions", target: "Target") ->
       kubectl torchrun scale my-project-x7k2p --nodes 4 --dry-run
     """
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.cluster.lifecycle import change
 
         return change(target, "scale", job, nodes, options, terminal)

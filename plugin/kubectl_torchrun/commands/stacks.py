@@ -10,7 +10,7 @@ from kubectl_torchrun.cli.options import (
     run_command,
 )
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 
 @click.command("stacks", cls=Command)
@@ -31,7 +31,7 @@ def command(job: str, is_local: bool, output: str, target: Target) -> None:
       kubectl torchrun stacks my-project-x7k2p --local
     """
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         if is_local:
             from kubectl_torchrun.local import stacks
 

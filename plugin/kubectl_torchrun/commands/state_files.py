@@ -14,7 +14,7 @@ from kubectl_torchrun.cli.options import (
 )
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.errors import UsageProblem
-from kubectl_torchrun.terminal import Terminal, has_colour
+from kubectl_torchrun.terminal import Display, has_colour
 from kubectl_torchrun.text import echo, log_text
 
 _SHOW = """
@@ -53,7 +53,7 @@ def command(job: str, path: str, output: str, target: Target) -> None:
     run_command(lambda terminal: _print_files(target, job, path, script, terminal))
 
 
-def _print_files(target: Target, name: str, path: str, script: str, terminal: Terminal) -> int:
+def _print_files(target: Target, name: str, path: str, script: str, terminal: Display) -> int:
     from kubectl_torchrun.cluster.pods import list_workers
     from kubectl_torchrun.cluster.session import session
     from kubectl_torchrun.cluster.slices import JOBS

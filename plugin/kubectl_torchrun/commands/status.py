@@ -10,7 +10,7 @@ from kubectl_torchrun.cli.options import (
     run_command,
 )
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 
 @click.command("status", cls=Command)
@@ -38,7 +38,7 @@ def command(job: str, watch: bool | None, output: str, target: Target) -> None:
     if watch and output:
         raise click.UsageError("--output and --watch are mutually exclusive.")
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.logs.status_view import show
 
         return show(target, job, terminal, watch=watch, form=output)

@@ -22,7 +22,7 @@ from kubectl_torchrun.cli.request import (
     sync_arguments,
 )
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 
 @click.command("submit", cls=RequestCommand)
@@ -65,7 +65,7 @@ def command(
     following = not prints if follow is None else follow
     make_request = request_of(flags)
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.upload.submission import SubmitOptions, submit
 
         options = SubmitOptions(

@@ -17,7 +17,7 @@ from kubectl_torchrun.cli.request import (
     upload_timeout_option,
 )
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 
 @click.command("sync", cls=Command)
@@ -57,7 +57,7 @@ def command(
     if watch and wait:
         raise click.UsageError("--watch cannot be combined with --wait.")
 
-    def work(terminal: Terminal) -> int:
+    def work(terminal: Display) -> int:
         from kubectl_torchrun.cluster.wait import check
         from kubectl_torchrun.upload.submission import SubmitOptions
         from kubectl_torchrun.upload.sync import sync

@@ -10,7 +10,7 @@ from kubectl_torchrun.cli.options import (
     run_command,
 )
 from kubectl_torchrun.cluster.kubectl import Target
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 
 @click.command("why", cls=Command)
@@ -30,7 +30,7 @@ def command(job: str, output: str, target: Target) -> None:
       kubectl torchrun why my-project-x7k2p -o json
     """
 
-    def work(_: Terminal) -> int:
+    def work(_: Display) -> int:
         from kubectl_torchrun.logs.failure_report import print_report
 
         return print_report(target, job, output)

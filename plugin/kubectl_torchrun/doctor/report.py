@@ -27,7 +27,7 @@ from kubectl_torchrun.doctor.snapshot import (
     unreadable_finding,
 )
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.text import escape, style
 from torchrun_api.json import JsonValue
 
@@ -47,7 +47,7 @@ _AFTER: tuple[tuple[str, _Check], ...] = (
 )
 
 
-def print_findings(target: Target, form: str, terminal: Terminal) -> int:
+def print_findings(target: Target, form: str, terminal: Display) -> int:
     """Print the findings; the exit code is RUN_FAILED if a check failed."""
     with session(target) as cluster:
         findings = cluster.run(examine)

@@ -47,7 +47,7 @@ from kubectl_torchrun.local.objects import LocalObjects, Stop
 from kubectl_torchrun.local.progress_port import ProgressPort
 from kubectl_torchrun.logs.progress_line import progress_line
 from kubectl_torchrun.logs.torchrun_report import ReportFolder, StampedLine
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload import job_manifest
 from kubectl_torchrun.upload.command_warning import warn_of_command
 from kubectl_torchrun.upload.job_manifest import Request
@@ -81,7 +81,7 @@ class LocalOptions(NamedTuple):
     status_file: Path | None = None
 
 
-def run(request: Request, options: LocalOptions, terminal: Terminal) -> int:
+def run(request: Request, options: LocalOptions, terminal: Display) -> int:
     """Run the job until it ends; the exit code. Raises Problem."""
     name = request.name or job_manifest.generated_name(options.directory.resolve().name)
     job_manifest.check_name(name)
@@ -115,7 +115,7 @@ class _LocalRun:
     """One run: its objects, and the processes of its nodes."""
 
     def __init__(
-        self, objects: LocalObjects, options: LocalOptions, folder: Path, terminal: Terminal
+        self, objects: LocalObjects, options: LocalOptions, folder: Path, terminal: Display
     ) -> None:
         self._objects = objects
         self._options = options

@@ -22,7 +22,7 @@ from kubectl_torchrun.cluster.slices import CLAIMS, PODS, JobSlice
 from kubectl_torchrun.errors import ClusterProblem, Problem
 from kubectl_torchrun.logs import reader_pod
 from kubectl_torchrun.logs.streams import View
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.text import human
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -159,7 +159,7 @@ class LogCopy:
 
 @contextmanager
 def place(
-    cluster: Cluster, job: JobSlice, workers: Sequence[Pod], terminal: Terminal
+    cluster: Cluster, job: JobSlice, workers: Sequence[Pod], terminal: Display
 ) -> Iterator[Place]:
     """A container that can read the copies: of a running pod of the job, else of a temporary pod.
 
@@ -214,7 +214,7 @@ async def _why_no_copies(api: Api, cluster: Cluster, job: JobSlice) -> str:
     return ""
 
 
-def _delete_reader(cluster: Cluster, reader: str, terminal: Terminal) -> None:
+def _delete_reader(cluster: Cluster, reader: str, terminal: Display) -> None:
     async def remove(api: Api) -> None:
         try:
             await api.delete(PODS, reader, grace=1)

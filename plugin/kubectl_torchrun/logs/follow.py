@@ -16,7 +16,7 @@ from kubectl_torchrun.cluster.repeated_failure import RepeatedFailure, find_repe
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import REPEATED_FAILURE, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs.streams import ALL, Cursor, NodeLines, View, Window
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api.core import Pod
 from torchrun_api.names import TRAINER_CONTAINER, WORKER
 
@@ -29,7 +29,7 @@ _REREAD_SECONDS = 0.2
 async def follow(
     api: Api,
     job_watch: JobWatch,
-    terminal: Terminal,
+    terminal: Display,
     narrator: Narrator,
     view: View = ALL,
     cursors: Mapping[str, NodeLines] = MappingProxyType({}),
@@ -69,7 +69,7 @@ async def follow(
 
 
 async def _suspend(
-    api: Api, job_watch: JobWatch, terminal: Terminal, repeated: RepeatedFailure
+    api: Api, job_watch: JobWatch, terminal: Display, repeated: RepeatedFailure
 ) -> int:
     """Suspend the job, so that it does not use nodes for further attempts; the exit code."""
     await api.merge(JOBS, job_watch.name, b'{"spec":{"suspend":true}}')
@@ -78,7 +78,7 @@ async def _suspend(
     return REPEATED_FAILURE
 
 
-def _result(job_watch: JobWatch, terminal: Terminal) -> int:
+def _result(job_watch: JobWatch, terminal: Display) -> int:
     terminal.at_rest()
     job = job_watch.job
     if job is None:
@@ -103,7 +103,7 @@ class _Streams:
         self,
         api: Api,
         job_watch: JobWatch,
-        terminal: Terminal,
+        terminal: Display,
         view: View,
         cursors: Mapping[str, NodeLines],
         tasks: TaskGroup,

@@ -9,7 +9,7 @@ from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS, PODS, JobSlice
 from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.logs.streams import Cursor, View, merged
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api import names
 from torchrun_api.core import Pod
 
@@ -22,7 +22,7 @@ _REREAD_SECONDS = 0.2
 
 
 def print_helper_logs(
-    target: Target, name: str, container: str, view: View, terminal: Terminal, *, follow: bool
+    target: Target, name: str, container: str, view: View, terminal: Display, *, follow: bool
 ) -> int:
     """Print the logs of all pods with this container, merged by time; the exit code.
 
@@ -68,7 +68,7 @@ def _number(pod: Pod) -> int:
 
 
 async def _follow(
-    api: Api, pod: Pod, container: str, cursor: Cursor, view: View, terminal: Terminal
+    api: Api, pod: Pod, container: str, cursor: Cursor, view: View, terminal: Display
 ) -> None:
     """Print new lines until the container ends or its pod is deleted."""
     number = _number(pod)

@@ -25,7 +25,7 @@ from kubectl_torchrun.logs import copies
 from kubectl_torchrun.logs.follow import MOST_STREAMS, follow
 from kubectl_torchrun.logs.rotated import JoinedLog, LateStart, find_late
 from kubectl_torchrun.logs.streams import Cursor, LineFormat, NodeLines, View, merged
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api import names
 from torchrun_api.core import Pod
 
@@ -47,7 +47,7 @@ class LogChoice(NamedTuple):
     raw: bool = False  # torchrun's reports of failed ranks in full
 
 
-def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal) -> int:
+def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Display) -> int:
     """Print existing and new lines until the run ends; its exit code. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
@@ -83,7 +83,7 @@ def follow_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal
             return DETACHED
 
 
-def print_logs(target: Target, name: str, choice: LogChoice, terminal: Terminal) -> int:
+def print_logs(target: Target, name: str, choice: LogChoice, terminal: Display) -> int:
     """Print existing lines; the exit code. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
@@ -105,7 +105,7 @@ def _build_view(cluster: Cluster, job: JobSlice, choice: LogChoice) -> View:
 
 
 def _print_lines(
-    cluster: Cluster, job: JobSlice, choice: LogChoice, view: View, terminal: Terminal
+    cluster: Cluster, job: JobSlice, choice: LogChoice, view: View, terminal: Display
 ) -> int:
     pods = cluster.run(lambda api: list_workers(api, job))
     attempt = _select_attempt(job, pods, choice)
@@ -172,7 +172,7 @@ def _copies_of_late(
     selected: Sequence[Pod],
     late: Mapping[int, LateStart],
     view: View,
-    terminal: Terminal,
+    terminal: Display,
     until: ExitStack,
 ) -> dict[int, copies.LogCopy]:
     """The copies of logs that begin late; none if they cannot be read."""
@@ -200,7 +200,7 @@ def _cursors(
     late: Mapping[int, LateStart],
     log_copies: Mapping[int, copies.LogCopy],
     view: View,
-    terminal: Terminal,
+    terminal: Display,
 ) -> list[tuple[int, NodeLines]]:
     """The logs of these pods, each after the part of its copy that the kubelet has removed."""
     cursors: list[tuple[int, NodeLines]] = []
@@ -216,7 +216,7 @@ def _cursors(
 
 
 async def _print_merged(
-    cursors: Sequence[tuple[int, NodeLines]], view: View, terminal: Terminal
+    cursors: Sequence[tuple[int, NodeLines]], view: View, terminal: Display
 ) -> None:
     async for node, line in merged(cursors, view, terminal.note):
         terminal.log(node, line, prefix=view.line_format.prefix)
@@ -249,7 +249,7 @@ def _download_copies(
     attempt: int,
     view: View,
     is_wanted: Callable[[int], bool],
-    terminal: Terminal,
+    terminal: Display,
     until: ExitStack,
 ) -> dict[int, copies.LogCopy]:
     """The copies of these nodes. Raises Problem if there are none."""

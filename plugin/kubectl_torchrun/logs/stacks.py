@@ -14,7 +14,7 @@ from kubectl_torchrun.cluster.pods import attempt_of, is_training, list_workers,
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import ClusterProblem, UsageProblem
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api import names
 
 _SECONDS = 60  # for one pod
@@ -43,7 +43,7 @@ class _Group(msgspec.Struct):
     stacks: list[ProcessStack]
 
 
-def print_stacks(target: Target, name: str, form: str, terminal: Terminal) -> int:
+def print_stacks(target: Target, name: str, form: str, terminal: Display) -> int:
     """Print the stacks of a job's running ranks. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))

@@ -20,7 +20,7 @@ from kubectl_torchrun.cluster.summary import node_count, status_lines
 from kubectl_torchrun.errors import DETACHED, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs import broken_edits
 from kubectl_torchrun.logs.progress_line import progress_line
-from kubectl_torchrun.terminal import Terminal, has_colour, phase_style
+from kubectl_torchrun.terminal import Display, has_colour, phase_style
 from kubectl_torchrun.text import escape, join, style
 from torchrun_api import names
 from torchrun_api.core import Pod
@@ -29,7 +29,7 @@ _TICK_SECONDS = 1.0
 _EDIT_SECONDS = 3.0
 
 
-def show(target: Target, name: str, terminal: Terminal, *, watch: bool | None, form: str) -> int:
+def show(target: Target, name: str, terminal: Display, *, watch: bool | None, form: str) -> int:
     """Print one view or keep it up to date; the exit code, the run's if watched to its end."""
     with session(target) as cluster:
         if form not in ("", output.WIDE):
@@ -79,7 +79,7 @@ class _EditCheck:
             await anyio.sleep(_EDIT_SECONDS)
 
 
-async def _print_changes(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> int:
+async def _print_changes(api: Api, cluster: Cluster, name: str, terminal: Display) -> int:
     job_watch = JobWatch(api, name)
     narrator = Narrator(job_watch, terminal)
     edits, printed = _EditCheck(api, cluster, job_watch), ""
@@ -97,7 +97,7 @@ async def _print_changes(api: Api, cluster: Cluster, name: str, terminal: Termin
     return _exit_code(job_watch, terminal)
 
 
-async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Terminal) -> int:
+async def _redraw(api: Api, cluster: Cluster, name: str, terminal: Display) -> int:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -133,7 +133,7 @@ def _has_ended(job_watch: JobWatch) -> bool:
     return job_watch.has_read and (job_watch.job is None or job_watch.job.has_ended)
 
 
-def _exit_code(job_watch: JobWatch, terminal: Terminal) -> int:
+def _exit_code(job_watch: JobWatch, terminal: Display) -> int:
     terminal.at_rest()
     if job_watch.job is None:
         terminal.note(f"Job {job_watch.name} was deleted.")

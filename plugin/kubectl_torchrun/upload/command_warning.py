@@ -2,7 +2,7 @@
 
 import os
 
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload.tree import Tree
 from torchrun_api.json import JsonObject, object_at
 from torchrun_runtime.launch.cause import LaunchError
@@ -11,7 +11,7 @@ from torchrun_runtime.launch.command import decide
 _SHOWN = 60  # characters of the command
 
 
-def warn_of_command(spec: JsonObject, terminal: Terminal) -> None:
+def warn_of_command(spec: JsonObject, terminal: Display) -> None:
     """Print a note if a job of several nodes or ranks runs a command without torchrun.
 
     `spec` is that of the TorchrunJob. The launcher decides in the same way.
@@ -35,7 +35,7 @@ def warn_of_command(spec: JsonObject, terminal: Terminal) -> None:
     )
 
 
-def warn_of_missing_script(spec: JsonObject, files: Tree, terminal: Terminal) -> None:
+def warn_of_missing_script(spec: JsonObject, files: Tree, terminal: Display) -> None:
     """Print a note if the upload lacks the script of the command."""
     command, directory = spec.get("command"), str(spec.get("workingDir", ""))
     words = [str(word) for word in command] if isinstance(command, list) else str(command or "")

@@ -16,7 +16,7 @@ from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable, desc
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.pods import end_of
 from kubectl_torchrun.errors import RunProblem, UploadProblem
-from kubectl_torchrun.terminal import Bar, Terminal
+from kubectl_torchrun.terminal import Bar, Display
 from kubectl_torchrun.upload import pack
 from kubectl_torchrun.upload.cache import Workspace
 from kubectl_torchrun.upload.pack import Archive
@@ -67,7 +67,7 @@ class Delivered(NamedTuple):
 async def deliver(
     api: Api,
     job_watch: JobWatch,
-    terminal: Terminal,
+    terminal: Display,
     workspace: Workspace,
     *,
     pod_wait: float,
@@ -102,7 +102,7 @@ class _Delivery:
         self,
         api: Api,
         job_watch: JobWatch,
-        terminal: Terminal,
+        terminal: Display,
         workspace: Workspace,
         file: BufferedRandom,
         pod_wait: float,

@@ -9,7 +9,7 @@ from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.slices import JOBS, JobSlice
 from kubectl_torchrun.errors import RunProblem, UploadProblem
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api import names
 
 
@@ -19,7 +19,7 @@ async def request(api: Api, name: str) -> None:
     await api.annotate(JOBS, name, {names.SYNC_REQUESTED: now})
 
 
-async def refetch(api: Api, job: JobSlice, terminal: Terminal, seconds: float, why: str) -> int:
+async def refetch(api: Api, job: JobSlice, terminal: Display, seconds: float, why: str) -> int:
     """Request a fetch and wait for its result; the exit code. why: a command for the user.
 
     Raises UploadProblem: the fetch failed, or had no result within `seconds`. RunProblem: the job

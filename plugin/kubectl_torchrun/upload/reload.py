@@ -15,7 +15,7 @@ from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JOBS, JobSlice
 from kubectl_torchrun.errors import DETACHED, RunProblem, UploadProblem, UsageProblem
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.text import files_of, human
 from kubectl_torchrun.upload import consent, pack, upload_token
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
@@ -46,7 +46,7 @@ class DirectoryReload:
         job: str,
         directory: Path,
         cache: UploadCache,
-        terminal: Terminal,
+        terminal: Display,
         pod_wait: float,
         token: str,
         overlay: Path | None,

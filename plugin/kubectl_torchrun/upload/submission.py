@@ -25,7 +25,7 @@ from kubectl_torchrun.errors import (
 )
 from kubectl_torchrun.logs.follow import follow
 from kubectl_torchrun.logs.streams import View
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.text import files_of, human
 from kubectl_torchrun.upload import consent, job_manifest, pack, tree, upload_token
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
@@ -68,7 +68,7 @@ class SubmitOptions(NamedTuple):
     stop_on_repeated_failure: bool | None = None
 
 
-def submit(target: Target, request: Request, options: SubmitOptions, terminal: Terminal) -> int:
+def submit(target: Target, request: Request, options: SubmitOptions, terminal: Display) -> int:
     """Create the job, upload the directory, follow; the exit code. Raises Problem."""
     if request.name:
         job_manifest.check_name(request.name)
@@ -121,7 +121,7 @@ def _print_manifest(
     namespace: ClusterNamespace,
     files: tree.Tree,
     options: SubmitOptions,
-    terminal: Terminal,
+    terminal: Display,
 ) -> int:
     if not request.queue:
         raise UsageProblem("--dry-run=client does not connect to a cluster. Add --queue.")
@@ -200,7 +200,7 @@ class Submission:
         name: str,
         workspace: Workspace,
         cache: UploadCache,
-        terminal: Terminal,
+        terminal: Display,
         options: SubmitOptions,
         token: str,
     ) -> None:
@@ -360,7 +360,7 @@ def _cancel_hint(cluster: Cluster, name: str) -> str:
     return f"To delete the job:\n  {cluster.command(f'torchrun cancel {name}')}"
 
 
-def read_workspace(cache: UploadCache, files: tree.Tree, terminal: Terminal) -> Workspace:
+def read_workspace(cache: UploadCache, files: tree.Tree, terminal: Display) -> Workspace:
     """The directory's files with their digests, with a progress bar. Raises UsageProblem."""
     with terminal.bar("Reading", files.size) as bar:
         done = 0

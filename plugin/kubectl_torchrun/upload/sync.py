@@ -5,7 +5,7 @@ from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import JOBS, JobSlice
 from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload import consent, pack, refetch, tree, upload_token
 from kubectl_torchrun.upload.cache import UploadCache
 from kubectl_torchrun.upload.reload import DirectoryReload
@@ -21,7 +21,7 @@ _FETCH_SECONDS = 600.0
 
 
 def sync(
-    target: Target, name: str, options: SubmitOptions, terminal: Terminal, *, watch: bool
+    target: Target, name: str, options: SubmitOptions, terminal: Display, *, watch: bool
 ) -> int:
     """Upload the directory to a job that waits for it or runs; the exit code. Raises Problem.
 
@@ -69,7 +69,7 @@ def sync(
         return submission.run()
 
 
-def _fetch_again(cluster: Cluster, job: JobSlice, terminal: Terminal) -> int:
+def _fetch_again(cluster: Cluster, job: JobSlice, terminal: Display) -> int:
     """Request a new fetch of the workspace from git or s3; the exit code."""
     name = job.metadata.name
     if job.status.phase == "Running":
@@ -81,7 +81,7 @@ def _fetch_again(cluster: Cluster, job: JobSlice, terminal: Terminal) -> int:
     return 0
 
 
-def _wait(cluster: Cluster, name: str, options: SubmitOptions, terminal: Terminal) -> int:
+def _wait(cluster: Cluster, name: str, options: SubmitOptions, terminal: Display) -> int:
     """Wait for the condition of --wait, if there is one; the exit code."""
     if not options.wait:
         return SUCCEEDED

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kubectl_torchrun.errors import UsageProblem
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload import git_index, gitignore, sensitive
 from kubectl_torchrun.upload.gitignore import IgnoreFile
 
@@ -128,7 +128,7 @@ def _scan(root: Path, allowed: Collection[str] | None) -> Tree:
     return copies.tree()
 
 
-def note_skipped(files: Tree, terminal: Terminal) -> None:
+def note_skipped(files: Tree, terminal: Display) -> None:
     """Print paths that are not uploaded although they match no ignore file."""
     for path, reason in files.skipped[:_MOST_SKIPPED]:
         terminal.note(f"Skipped: {path} ({reason})")

@@ -14,7 +14,7 @@ from torchrun_controller.controllers.controller import (
     FORBIDDEN_RETRY,
     Controller,
     Outcome,
-    TerminalRefusal,
+    Terminal,
 )
 from torchrun_controller.controllers.refusals import REJECTED_RETRY
 from torchrun_controller.reconcile.model.observed import Observed
@@ -197,7 +197,7 @@ async def test_controllers_have_metrics_of_their_own(
 ) -> None:
     class Refusing:
         async def attempt(self, key: str) -> Outcome:
-            return TerminalRefusal(ValueError(f"{key} is refused"))
+            return Terminal(ValueError(f"{key} is refused"))
 
     queue: AsyncWorkQueue[str] = AsyncWorkQueue(world.clock)
     worker = Controller("admission", queue, Refusing(), world.metrics, clock=world.clock)

@@ -17,7 +17,7 @@ from torchrun_controller.controllers.controller import (
     Behind,
     Done,
     RequeueAfter,
-    TerminalRefusal,
+    Terminal,
 )
 from torchrun_controller.controllers.refusals import CONFLICT_RETRY, REJECTED_RETRY
 from torchrun_controller.reconcile.model.observed import Conflict, Observed
@@ -267,7 +267,7 @@ class TestObstacles:
         world.plan = waiting_for
         error = RejectedError(REJECTION, permanent=True)
         world.failures = [error]
-        assert await world.reconciler.attempt(KEY) == TerminalRefusal(error, REJECTED_RETRY)
+        assert await world.reconciler.attempt(KEY) == Terminal(error, REJECTED_RETRY)
         assert world.observations[-1].refused.rejections == (REJECTION,)
         world.cache.resource_version = 100
         world.time += 10

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubectl_torchrun.terminal import Terminal, phase_style
+from kubectl_torchrun.terminal import Display, phase_style
 from kubectl_torchrun.upload.pack import human
 from torchrun_api.status import TERMINAL
 
@@ -25,7 +25,7 @@ def terminal_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
-def use_everything(terminal: Terminal) -> None:
+def use_everything(terminal: Display) -> None:
     with terminal:
         terminal.note("Created")
         terminal.waiting("Queued", "for a pod", 0)
@@ -41,7 +41,7 @@ def use_everything(terminal: Terminal) -> None:
 
 def test_plain_lines_without_a_terminal() -> None:
     out, err = io.StringIO(), io.StringIO()
-    use_everything(Terminal(out, err))
+    use_everything(Display(out, err))
     assert out.getvalue() == "[1] red\n"
     assert err.getvalue().splitlines() == [
         "Created",
@@ -58,7 +58,7 @@ def test_every_terminal_phase_has_a_colour(phase: str) -> None:
 
 def test_a_terminal_has_colours_and_is_reset_at_the_end() -> None:
     out, err = Screen(), Screen()
-    use_everything(Terminal(out, err))
+    use_everything(Display(out, err))
     assert out.getvalue() == "\x1b[35m[1]\x1b[0m \x1b[31mred\x1b[0m\x1b[0m\n"
     assert err.getvalue().rstrip().endswith("\x1b[?25h") or "\x1b[?25h" in err.getvalue()
     assert err.getvalue().count("\x1b[?25l") == err.getvalue().count("\x1b[?25h")
@@ -67,7 +67,7 @@ def test_a_terminal_has_colours_and_is_reset_at_the_end() -> None:
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     out, err = Screen(), Screen()
-    use_everything(Terminal(out, err))
+    use_everything(Display(out, err))
     assert out.getvalue() == "[1] red\n"
     assert not re.search(r"\x1b\[[\d;]*3\dm", err.getvalue())
 
@@ -75,7 +75,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     out, err = Screen(), Screen()
-    use_everything(Terminal(out, err))
+    use_everything(Display(out, err))
     assert "\x1b" not in out.getvalue() + err.getvalue()
 
 
@@ -92,14 +92,14 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_log_lines(line: bytes, shown: str) -> None:
     out = io.StringIO()
-    Terminal(out, io.StringIO()).log(0, line)
+    Display(out, io.StringIO()).log(0, line)
     assert out.getvalue() == shown + "\n"
 
 
 @given(st.binary())
 def test_a_log_line_is_one_line_without_control_characters(line: bytes) -> None:
     out = io.StringIO()
-    Terminal(out, io.StringIO()).log(0, line.replace(b"\n", b""))
+    Display(out, io.StringIO()).log(0, line.replace(b"\n", b""))
     text = out.getvalue()
     assert text.endswith("\n")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text[:-1])
@@ -108,7 +108,7 @@ def test_a_log_line_is_one_line_without_control_characters(line: bytes) -> None:
 @given(st.binary())
 def test_a_log_line_on_a_terminal_can_only_change_colours(line: bytes) -> None:
     out = Screen()
-    Terminal(out, Screen()).log(0, line.replace(b"\n", b""))
+    Display(out, Screen()).log(0, line.replace(b"\n", b""))
     assert not re.search(
         r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-?]*[ -/]*m", "", out.getvalue()[:-1])
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kubectl_torchrun
 from kubectl_torchrun import output, text
 from kubectl_torchrun.cli import defaults
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 from .laptop import Laptop
 from .test_terminal import Screen, terminal_type  # noqa: F401  a fixture
@@ -66,7 +66,7 @@ def test_no_command_prints_control_characters(laptop: Laptop, words: list[str]) 
 @pytest.mark.usefixtures("terminal_type")
 def test_a_terminal_gets_only_our_colours() -> None:
     out, err = Screen(), Screen()
-    with Terminal(out, err) as terminal:
+    with Display(out, err) as terminal:
         terminal.note(f"Root cause: {EVIL}")
         terminal.transition(f"Failed{EVIL}", EVIL)
         with terminal.bar("Reading", 10):
@@ -81,7 +81,7 @@ def test_a_terminal_gets_only_our_colours() -> None:
 @pytest.mark.usefixtures("terminal_type")
 def test_the_spinner_prints_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = Screen(), Screen()
-    with Terminal(out, err) as terminal:
+    with Display(out, err) as terminal:
         terminal.waiting(EVIL, EVIL, 0)
     assert "owned" in err.getvalue()
     assert "\x1b]" not in err.getvalue()
@@ -111,7 +111,7 @@ def test_objects_are_escaped_on_a_terminal_only(
 def test_every_character_can_be_printed(encoding: str, errors: str) -> None:
     """Whatever the encoding of the terminal or the pipe is."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding, errors) for _ in range(2))
-    with Terminal(out, err) as terminal:
+    with Display(out, err) as terminal:
         terminal.log(0, "loss \u2193 \U0001f680".encode())
         terminal.note("done \u2026 \udce9")
     err.flush()

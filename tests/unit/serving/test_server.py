@@ -121,7 +121,7 @@ async def test_metrics_are_read_on_the_loop_and_rendered_in_a_thread() -> None:
 
     metrics.watch_age("pods", age)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchrun_controller.metrics.registry.Snapshot.render", render)
+        patch.setattr("torchrun_controller.metrics.registry.MetricsSnapshot.render", render)
         subject = server(metrics=metrics)
         async with subject.running():
             await fetch(subject, "/metrics")

@@ -9,7 +9,7 @@ from kubectl_torchrun.cluster import narrator
 from kubectl_torchrun.cluster.job_watch import JobState
 from kubectl_torchrun.cluster.narrator import NO_CONTROLLER, Narrator
 from kubectl_torchrun.cluster.slices import JobSlice
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 
 # At this second, the job has this phase, reason, message and attempt.
 Seen = tuple[int, str, str, str, int]
@@ -69,7 +69,7 @@ def test_a_line_for_each_phase(monkeypatch: pytest.MonkeyPatch, name: str) -> No
     monkeypatch.setattr(narrator.anyio, "Event", lambda: None)
     err = io.StringIO()
     state = JobState()
-    told = Narrator(state, Terminal(io.StringIO(), err), frozenset({"WaitingForUpload"}))
+    told = Narrator(state, Display(io.StringIO(), err), frozenset({"WaitingForUpload"}))
     for at, phase, reason, message, attempt in seen:
         now = float(at)
         status = {"phase": phase, "reason": reason, "message": message, "attempt": attempt}

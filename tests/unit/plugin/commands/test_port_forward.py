@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from kubectl_torchrun.__main__ import cli
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from ports import free_port
 
 from ..laptop import Laptop
@@ -35,11 +35,11 @@ exec {kubectl} "$@"
 FORWARD = """
 from kubectl_torchrun.cluster.exec_forward import Worker
 from kubectl_torchrun.commands import port_forward
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 {before}
 with port_forward._ctrl_c() as check:
     worker = Worker(["-n", "ns"], "pod", 0)
-    port_forward._tensorboard(worker, "/runs", "{port}", "localhost", Terminal(), check)
+    port_forward._tensorboard(worker, "/runs", "{port}", "localhost", Display(), check)
 """
 # The worst instant for Ctrl-C: poll() has acquired its lock.
 CTRL_C_IN_POLL = """
@@ -79,11 +79,11 @@ def test_the_end_of_tensorboard_is_reported_with_its_last_line(
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     notes: list[str] = []
 
-    def note(_: Terminal, text: str) -> None:
+    def note(_: Display, text: str) -> None:
         notes.append(text)
         flag.touch()
 
-    monkeypatch.setattr(Terminal, "note", note)
+    monkeypatch.setattr(Display, "note", note)
     words = ["--tensorboard", "/runs", "--address", address, str(port)]
     result = laptop.run("port-forward", "run", *words)
     assert result.exit_code == 4

@@ -17,7 +17,7 @@ from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.logs.follow import follow
 from kubectl_torchrun.logs.streams import ALL, Cursor, LineFormat, View, Window, merged
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
 from web_server import listening
@@ -93,7 +93,7 @@ def worker(rank: int, ended: bool = True) -> Pod:
     return msgspec.convert(pod, Pod)
 
 
-async def run(api: Api, job_watch: JobWatch, terminal: Terminal, *ranks: int) -> int:
+async def run(api: Api, job_watch: JobWatch, terminal: Display, *ranks: int) -> int:
     return await follow(
         api, job_watch, terminal, Narrator(job_watch, terminal), View(frozenset(ranks))
     )
@@ -126,7 +126,7 @@ async def test_following_neither_loses_nor_repeats_lines(cuts: list[int], ends: 
         job_watch.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, JobSlice))
         kubelet.pods = [worker(0, ended=False)]
 
-        class Watched(Terminal):
+        class Watched(Display):
             def log(self, rank: int, line: bytes, *, prefix: bool = True) -> None:
                 super().log(rank, line, prefix=prefix)
                 if not kubelet.cuts and not kubelet.ends:
@@ -144,7 +144,7 @@ async def test_workers_before_the_first_watch_event_are_read() -> None:
     async with kubelet.serve() as api:
         job_watch = JobWatch(api, "job")
         job_watch.show_job(msgspec.convert({"status": {"phase": "Succeeded"}}, JobSlice))
-        assert await run(api, job_watch, Terminal(out, io.StringIO())) == 0
+        assert await run(api, job_watch, Display(out, io.StringIO())) == 0
     assert out.getvalue() == "[0] line 0\n"
 
 
@@ -157,7 +157,7 @@ async def test_selected_ranks_and_the_root_cause() -> None:
         kubelet.pods = [worker(0), worker(1)]
         status = {"phase": "Failed", "lastFailure": failure}
         job_watch.show_job(msgspec.convert({"status": status}, JobSlice))
-        assert await run(api, job_watch, Terminal(out, err), 1) == 1
+        assert await run(api, job_watch, Display(out, err), 1) == 1
     assert out.getvalue() == "[1] line 2\n[1] line 3\n"
     assert err.getvalue().splitlines() == [
         "Failed",
@@ -171,7 +171,7 @@ async def test_a_deleted_job_ends_the_following() -> None:
         job_watch.show_job(None)
         job_watch.show_pods({})
         err = io.StringIO()
-        assert await run(api, job_watch, Terminal(io.StringIO(), err)) == 1
+        assert await run(api, job_watch, Display(io.StringIO(), err)) == 1
     assert "deleted" in err.getvalue()
 
 

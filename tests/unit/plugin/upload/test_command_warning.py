@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload import tree
 from kubectl_torchrun.upload.command_warning import warn_of_command, warn_of_missing_script
 
 
 def warning(**spec: object) -> str:
     err = io.StringIO()
-    warn_of_command({"command": "bash train.sh", **spec}, Terminal(io.StringIO(), err))  # type: ignore[dict-item]
+    warn_of_command({"command": "bash train.sh", **spec}, Display(io.StringIO(), err))  # type: ignore[dict-item]
     return err.getvalue()
 
 
@@ -66,6 +66,6 @@ def test_a_script_that_is_not_uploaded_is_named(
     for name, content in (("train.py", ""), ("ignored.py", ""), (".gitignore", "ignored.py\n")):
         (tmp_path / name).write_text(content)
     err = io.StringIO()
-    warn_of_missing_script(spec, tree.scan(tmp_path), Terminal(io.StringIO(), err))  # type: ignore[arg-type]
+    warn_of_missing_script(spec, tree.scan(tmp_path), Display(io.StringIO(), err))  # type: ignore[arg-type]
     assert text in err.getvalue()
     assert bool(text) == bool(err.getvalue())

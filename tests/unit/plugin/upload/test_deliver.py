@@ -21,7 +21,7 @@ from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.errors import RunProblem, UploadProblem
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
 from kubectl_torchrun.upload.deliver import Arrived, deliver, find_pod
 from kubectl_torchrun.upload.tree import scan
@@ -117,8 +117,8 @@ async def within_reach(
             tasks.cancel_scope.cancel()
 
 
-def terminal() -> Terminal:
-    return Terminal(io.StringIO(), io.StringIO())
+def terminal() -> Display:
+    return Display(io.StringIO(), io.StringIO())
 
 
 def check_tree(pod: SyncPod, workspace: Workspace) -> None:

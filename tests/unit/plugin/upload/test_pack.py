@@ -22,7 +22,7 @@ from kubectl_torchrun.upload.tree import scan
 from profiles import examples
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.errors import ArchiveError
-from torchrun_runtime.sync.settings import UploadLimits as SyncLimits
+from torchrun_runtime.sync.settings import ArchiveLimits as SyncLimits
 
 PARTS = st.text(
     st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="/\\"),

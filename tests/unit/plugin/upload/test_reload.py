@@ -11,7 +11,7 @@ from aiohttp import web
 from kubectl_torchrun import terminal
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
-from kubectl_torchrun.terminal import Terminal
+from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload import reload, tree
 from kubectl_torchrun.upload.cache import UploadCache
 from torchrun_api.json import JsonObject
@@ -162,13 +162,13 @@ def at_note(
     """Call the function at each note that matches. Returns the notes."""
     notes: list[str] = []
 
-    def note(_: Terminal, text: str) -> None:
+    def note(_: Display, text: str) -> None:
         notes.append(text)
         if re.search(pattern, text):
             change()
 
     monkeypatch.setattr(terminal, "_BAR_SECONDS", 600.0)  # no note about a slow upload
-    monkeypatch.setattr(Terminal, "note", note)
+    monkeypatch.setattr(Display, "note", note)
     return notes
 
 

@@ -54,7 +54,7 @@ def test_our_own_errors_are_logged(
     def fail(_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("torchrun_runtime.serve.tree.Tree.newest", fail)
+    monkeypatch.setattr("torchrun_runtime.serve.tree.ServedTree.newest", fail)
     with running(claim) as url:
         assert b" 500 " in manifest(url, token())
     assert "a bug" in caplog.text

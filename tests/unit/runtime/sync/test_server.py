@@ -209,7 +209,7 @@ def test_it_waits_for_a_client_that_reads_the_result(
         servers.put(server)
         return server
 
-    monkeypatch.setattr(receive, "Server", make)
+    monkeypatch.setattr(receive, "UploadServer", make)
     changes = {"host": "127.0.0.1", "port": 0, "sha256": digest(data), "linger": 600.0}
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(receive.receive, settings(tmp_path / "claim", **changes))
