@@ -207,5 +207,7 @@ async def test_a_slow_answer_and_a_busy_server_are_told_once(
     async with HttpClient(server.url) as http:
         api = Api(http, "ns", Retries(first=0.2, longest=0.2))
         await api.get(JOBS, "run")
-    text = "etcd has no leader\nStill trying. Press Ctrl-C to stop.\n"
-    assert capsys.readouterr().err == text
+    # On a busy machine the first answer may be slow, and that is told instead.
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] in ("etcd has no leader", "The API server does not answer yet.")
+    assert told[1:] == ["Still trying. Press Ctrl-C to stop."]
