@@ -1,4 +1,4 @@
-"""A leader in a thread of its own, so that a busy main event loop does not lose the lease."""
+"""A leader in a separate thread, so that a busy main event loop does not lose the lease."""
 
 import asyncio  # two event loops that wake each other; anyio's portals would block one of them
 import os

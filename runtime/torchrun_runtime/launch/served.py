@@ -225,7 +225,7 @@ def _missing(target: str, entries: list[ManifestEntry]) -> list[int]:
 
 
 def _is_here(target: str, file: ManifestEntry) -> bool:
-    """Whether the file has this content. It then gets this mode, too."""
+    """Whether the file has this content. If so, the file gets this mode."""
     path = os.path.join(target, file.path)
     try:
         if os.path.getsize(path) != file.size:

@@ -2,7 +2,7 @@
 
 After a failed round, the launchers of a gang start the ranks again in the same pods. The launcher
 of node 0 decides on such a restart within the limits of its gang, also while no controller runs. It
-reports their number until the gang ends, and the termination message of each pod has it, too. The
+reports their number until the gang ends, and so does the termination message of each pod. The
 status has the number that was counted, so each restart counts once, in whatever order the reports
 and the status arrive.
 """

@@ -1,6 +1,6 @@
 """The state of the gang of the present attempt: it succeeded, failed, starts, runs or is suspended.
 
-A user may delete the child Job. The gang ends then, and that is not a failure of its own. A
+A user may delete the child Job. The gang ends then, and that is no separate failure. A
 foreground deletion ends only with the last pod, and the pods of a lost node never end. Nothing
 waits for it: the next gang is created, and its gate waits for the pods as after any other end.
 
@@ -75,7 +75,7 @@ def evaluate_state(
     """Return the state of the gang of the present attempt; `unfenced` may keep its gate closed.
 
     The condition of the Job decides on success: some succeeded pods prove nothing about the others.
-    Where a head has a Job of its own, the Job of the workers matters only for failures. A failure
+    Where a head has a separate Job, the Job of the workers matters only for failures. A failure
     counts from the first failed pod on, well before the Job is Failed. A pod that lost a peer waits
     a moment for the failure of that peer.
     """

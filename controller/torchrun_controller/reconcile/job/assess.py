@@ -396,7 +396,7 @@ def _survivors(
     end: GangEnd | None,
     unfenced: tuple[UnfencedWorker, ...],
 ) -> tuple[Delete, ...]:
-    """Return the deletions of pods and Jobs that still run of a gang that has ended."""
+    """Return the deletions of what still runs of a gang that has ended."""
     job, observed_gang = observed.job, observed.gang
     if not observed_gang.child_jobs:
         return ()

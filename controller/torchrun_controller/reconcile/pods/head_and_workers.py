@@ -55,7 +55,7 @@ def has_head(child: Job) -> bool:
 
 
 def find_workers_job(gang: ObservedGang) -> Job | None:
-    """Return the Job of the workers of the present gang, where its head has a Job of its own."""
+    """Return the Job of the workers of the present gang, if its head has a separate Job."""
     attempt = attempt_of(gang.current_job)
     jobs = (job for job in gang.worker_jobs if attempt_of(job) == attempt)
     return next(jobs, None)

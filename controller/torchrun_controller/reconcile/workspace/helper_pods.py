@@ -217,7 +217,7 @@ def own_end(pod: Pod, container: str) -> ContainerEnd:
         end = status.state.terminated or (None if is_running else status.last_state.terminated)
         if status.name == container and end is not None:
             message = decode_json(end.message, SyncMessage)
-            # A killed program leaves no message of its own. The kubelet then takes its log, and one
+            # A killed program leaves no message. The kubelet then takes its log, and one
             # line of JSON is a SyncMessage without a reason.
             if message is None or (end.exit_code != 0 and not message.reason):
                 lines = end.message.strip().split("\n")

@@ -1,4 +1,4 @@
-"""The leader's side of the connections: an asyncio server in a thread of its own."""
+"""The leader's side of the connections: an asyncio server in a separate thread."""
 
 from __future__ import annotations
 
