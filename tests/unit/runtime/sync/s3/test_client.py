@@ -4,7 +4,6 @@ import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,23 +21,7 @@ from torchrun_runtime.sync.secret import Secret
 from torchrun_runtime.sync.settings import SyncSettings
 from unit.runtime.git_server import authority
 from unit.runtime.s3_server import Gateway, Reply, behave, serving
-from unit.runtime.sync.bucket import FILES, failure
-
-
-@pytest.fixture
-def gateway() -> Iterator[Gateway]:
-    with serving() as running:
-        running.answer = behave(FILES)
-        yield running
-
-
-@pytest.fixture
-def settings(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> SyncSettings:
-    monkeypatch.setattr(s3_client, "PAUSE", 0.001)
-    directory = tmp_path / "claim"
-    directory.mkdir()
-    url = gateway.url("bucket/code")
-    return SyncSettings(source="s3", url=url, directory=directory, fetch_timeout=120)
+from unit.runtime.sync.bucket import failure
 
 
 def test_the_signature_is_that_of_the_s3_documentation():

@@ -3,7 +3,6 @@
 import io
 import random
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -13,7 +12,6 @@ import pytest
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.fetch import fetch
-from torchrun_runtime.sync.s3 import client as s3_client
 from torchrun_runtime.sync.settings import ArchiveLimits, SyncSettings
 from unit.runtime.s3_server import (
     Encode,
@@ -24,26 +22,9 @@ from unit.runtime.s3_server import (
     content,
     form_encoded,
     listing,
-    serving,
 )
 from unit.runtime.sync.bucket import BIG, FILES, failure, tree
 from unit.runtime.syncing import archive, needs_mount, on_small_disk, process
-
-
-@pytest.fixture
-def gateway() -> Iterator[Gateway]:
-    with serving() as running:
-        running.answer = behave(FILES)
-        yield running
-
-
-@pytest.fixture
-def settings(tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> SyncSettings:
-    monkeypatch.setattr(s3_client, "PAUSE", 0.001)
-    directory = tmp_path / "claim"
-    directory.mkdir()
-    url = gateway.url("bucket/code")
-    return SyncSettings(source="s3", url=url, directory=directory, fetch_timeout=120)
 
 
 def test_a_broken_connection_is_resumed(settings: SyncSettings, gateway: Gateway):
