@@ -7,7 +7,7 @@ import pytest
 
 from e2e.manifests import queue
 from e2e.space import Space
-from local.test_commands import CASES, Case, write_files
+from local.test_commands import CASES, Case, assert_comes_out, write_files
 from torchrun_api.json import JsonObject
 
 # What only a run on one machine says.
@@ -40,11 +40,4 @@ def test_what_comes_out_of_pods(case: Case, space: Space, tmp_path: Path) -> Non
         timeout=SECONDS,
         check=False,
     )
-    shown = f"{ended.stdout}\n--- stderr\n{ended.stderr}"
-    assert ended.returncode == case.code, shown
-    for text in case.out:
-        assert text in ended.stdout, shown
-    for text in case.err:
-        assert text in LOCAL or text in ended.stderr, shown
-    for text in ("Traceback (most recent call last):", *case.absent):
-        assert text not in ended.stderr, shown
+    assert_comes_out(case, ended, LOCAL)
