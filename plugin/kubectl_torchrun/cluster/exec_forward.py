@@ -7,17 +7,11 @@ from typing import NamedTuple, NoReturn
 
 from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.kubectl import Target, find_kubectl
-from kubectl_torchrun.cluster.pods import (
-    attempt_of,
-    end_of,
-    has_started,
-    list_workers,
-    rank_of,
-    ranks_of,
-)
+from kubectl_torchrun.cluster.pods import list_running, rank_of, ranks_of
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import UsageProblem
+from torchrun_api.core import Pod
 from torchrun_api.names import TRAINER_CONTAINER
 
 
@@ -42,27 +36,19 @@ def find_worker(target: Target, name: str, node: int | None, rank: int | None) -
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
 
-        async def running_workers(api: Api) -> tuple[int, list[tuple[int, str]]]:
-            pods = await list_workers(api, job)
-            newest = max(map(attempt_of, pods), default=0)
+        async def look(api: Api) -> tuple[int, list[Pod]]:
             index = node or 0
             if rank is not None:
                 index = (await ranks_of(api, job)).node_of(rank)
-            return index, [
-                (rank_of(pod), pod.metadata.name)
-                for pod in pods
-                if attempt_of(pod) == newest
-                and has_started(pod, TRAINER_CONTAINER)
-                and end_of(pod, TRAINER_CONTAINER) is None
-            ]
+            return index, await list_running(api, job)
 
-        index, running = cluster.run(running_workers)
+        index, running = cluster.run(look)
         flags = cluster.pinned.flags()
-        for pod_index, pod in running:
-            if pod_index == index:
-                return Worker(flags, pod, index)
+        for pod in running:
+            if rank_of(pod) == index:
+                return Worker(flags, pod.metadata.name, index)
         status = job.status
-        nodes = ", ".join(str(pod_index) for pod_index, _ in sorted(running))
+        nodes = ", ".join(str(rank_of(pod)) for pod in running)
         raise UsageProblem(
             f"Node {index} of job {name} is not running."
             + (f" Running nodes: {nodes}." if running else f" The job is {status.phase or 'new'}.")

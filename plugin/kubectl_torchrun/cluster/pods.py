@@ -33,6 +33,20 @@ async def list_workers(api: Api, job: JobSlice) -> list[Pod]:
     return await list_pods(api, job, f"{names.COMPONENT_LABEL}={names.WORKER}")
 
 
+async def list_running(api: Api, job: JobSlice) -> list[Pod]:
+    """The workers of the newest gang whose trainer container runs, by index. Raises ApiError."""
+    workers = await list_workers(api, job)
+    newest = max(map(attempt_of, workers), default=0)
+    running = [
+        pod
+        for pod in workers
+        if attempt_of(pod) == newest
+        and has_started(pod, names.TRAINER_CONTAINER)
+        and end_of(pod, names.TRAINER_CONTAINER) is None
+    ]
+    return sorted(running, key=rank_of)
+
+
 def attempt_of(pod: Pod) -> int:
     """The number of the attempt that the pod belongs to."""
     text = pod.metadata.labels.attempt

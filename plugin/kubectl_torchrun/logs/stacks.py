@@ -10,7 +10,7 @@ import msgspec
 
 from kubectl_torchrun import output
 from kubectl_torchrun.cluster.kubectl import Target, find_kubectl
-from kubectl_torchrun.cluster.pods import attempt_of, is_training, list_workers, rank_of
+from kubectl_torchrun.cluster.pods import list_running
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import ClusterProblem, UsageProblem
@@ -47,10 +47,7 @@ def print_stacks(target: Target, name: str, form: str, terminal: Display) -> int
     """Print the stacks of a job's running ranks. Raises Problem."""
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
-        workers = cluster.run(lambda api: list_workers(api, job))
-        newest = max(map(attempt_of, workers), default=0)
-        current = (pod for pod in workers if attempt_of(pod) == newest and is_training(pod))
-        pods = sorted(current, key=rank_of)
+        pods = cluster.run(lambda api: list_running(api, job))
         if not pods:
             status = job.status
             why = f" {status.reason}: {status.message}" if status.reason else ""
