@@ -29,10 +29,7 @@ from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.text import files_of, human
 from kubectl_torchrun.upload import consent, job_manifest, pack, tree, upload_token
 from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
-from kubectl_torchrun.upload.command_warning import (
-    warn_of_command,
-    warn_of_missing_script,
-)
+from kubectl_torchrun.upload.command_warning import warn_of_command
 from kubectl_torchrun.upload.deliver import deliver
 from kubectl_torchrun.upload.job_manifest import Request
 from torchrun_api import names
@@ -95,9 +92,7 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: D
             base,
             upload_token.token_sha256(token),
         )
-        spec = object_at(body, "spec")
-        warn_of_command(spec, terminal)
-        warn_of_missing_script(spec, files, terminal)
+        warn_of_command(object_at(body, "spec"), terminal, files)
         if options.dry_run == "server":
             cluster.run(lambda api: api.create(JOBS, body, dry_run=True))
             output.write(body, options.form or "yaml")
@@ -127,9 +122,7 @@ def _print_manifest(
         raise UsageProblem("--dry-run=client does not connect to a cluster. Add --queue.")
     workspace = read_workspace(UploadCache(namespace, options.directory), files, terminal)
     body = job_manifest.build(request, namespace.name, workspace.manifest.sha256)
-    spec = object_at(body, "spec")
-    warn_of_command(spec, terminal)
-    warn_of_missing_script(spec, files, terminal)
+    warn_of_command(object_at(body, "spec"), terminal, files)
     output.write(body, options.form or "yaml")
     return 0
 

@@ -7,7 +7,7 @@ import pytest
 
 from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload import tree
-from kubectl_torchrun.upload.command_warning import warn_of_command, warn_of_missing_script
+from kubectl_torchrun.upload.command_warning import warn_of_command
 
 
 def warning(**spec: object) -> str:
@@ -66,6 +66,6 @@ def test_a_script_that_is_not_uploaded_is_named(
     for name, content in (("train.py", ""), ("ignored.py", ""), (".gitignore", "ignored.py\n")):
         (tmp_path / name).write_text(content)
     err = io.StringIO()
-    warn_of_missing_script(spec, tree.scan(tmp_path), Display(io.StringIO(), err))  # type: ignore[arg-type]
+    warn_of_command(spec, Display(io.StringIO(), err), tree.scan(tmp_path))  # type: ignore[arg-type]
     assert text in err.getvalue()
     assert bool(text) == bool(err.getvalue())
