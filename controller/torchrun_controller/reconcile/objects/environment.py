@@ -8,18 +8,17 @@ import hashlib
 
 import msgspec
 
-from torchrun_api import contract
+from torchrun_api import contract, names
 from torchrun_api.json import JsonObject
 from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.objects.volumes import (
-    LAUNCHER_DIR,
     WORKSPACE_SOURCE_DIR,
     keeps_state,
 )
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, Setup
 
 # Its path, the same in every pod: a virtual environment contains its own path.
-LINK = f"{LAUNCHER_DIR}/env"
+LINK = f"{names.LAUNCHER_DIR}/env"
 # In the workspace PVC; the sync pod creates it.
 SUBPATH = "env"
 STORE_DIR = "/torchrun-env"

@@ -8,7 +8,7 @@ from torchrun_api.quantity import amount_of, format_bytes, format_cpu
 from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
-from torchrun_controller.reconcile.objects import environment, network, volumes
+from torchrun_controller.reconcile.objects import environment, network
 from torchrun_controller.reconcile.objects.base import labels, metadata
 from torchrun_controller.reconcile.objects.child_job import worker_template
 from torchrun_controller.reconcile.objects.environment import Environment
@@ -73,7 +73,7 @@ def _container(
     }
     return fields | {
         "name": names.SETUP_CONTAINER,
-        "command": ["python3", f"{volumes.LAUNCHER_DIR}/launch", "setup"],
+        "command": ["python3", f"{names.LAUNCHER_DIR}/launch", "setup"],
         "env": [
             *(v for v in objects_at(trainer, "env") if v["name"] not in replaced_variables),
             *variables,

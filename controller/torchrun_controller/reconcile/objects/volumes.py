@@ -8,7 +8,6 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource
 
-LAUNCHER_DIR = names.LAUNCHER_DIR
 PODINFO_DIR = "/torchrun-podinfo"
 WORKSPACE_SOURCE_DIR = "/torchrun-workspace"
 STATE_DIR = "/torchrun-state"
@@ -89,7 +88,7 @@ def volumes(job: TorchrunJob, run: ResolvedSpec) -> list[JsonObject]:
 def mounts(job: TorchrunJob, run: ResolvedSpec) -> list[JsonObject]:
     """Return the v1 VolumeMounts of the training container."""
     mounts: list[JsonObject] = [
-        {"name": "torchrun", "mountPath": LAUNCHER_DIR},
+        {"name": "torchrun", "mountPath": names.LAUNCHER_DIR},
         {"name": "podinfo", "mountPath": PODINFO_DIR, "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108  # libraries expect it
     ]
