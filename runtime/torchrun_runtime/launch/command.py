@@ -167,14 +167,14 @@ def decide(command: str | list[str], launcher: str, nnodes: str, python: str) ->
 def only_program(line: str) -> str:
     """The program of a shell line that runs nothing else; "" for other lines."""
     parsed = _parse(line)
-    first = next(iter(_words(parsed)), "")
+    first = next(iter(_words_of(parsed)), "")
     is_program = _PROGRAM.fullmatch(first) and not _BUILTIN.fullmatch(first)
     return first if is_program and not (parsed.operator or parsed.before) else ""
 
 
 def _in_each_rank(line: list[str] | _Line, python: str) -> Run:
     why = "it is a plain python command"
-    words = _words(line)
+    words = _words_of(line)
     first = words[0]
     script = first.endswith(".py")
     interpreter = python if script else first
@@ -276,7 +276,7 @@ def _obstacle(line: list[str] | _Line, starts: str) -> str:
         return f"it starts {starts} itself"
     if isinstance(line, _Line) and line.operator:
         return f"it is a shell line with {line.operator!r}"
-    words = _words(line)
+    words = _words_of(line)
     if not words:
         return "it names no program"
     if _is_python(words[0]):
@@ -296,7 +296,7 @@ def _starts_ranks(command: str | list[str], line: _Line | None) -> _Starts | Non
     if isinstance(command, list):
         commands = [command]
     elif line is not None:
-        commands = [_words(line)]
+        commands = [_words_of(line)]
     else:
         parts = _SIMPLE_COMMAND.findall(_without_comments(command))
         commands = [_split_words(part) for part in parts]
@@ -333,7 +333,7 @@ def _find(
     return None
 
 
-def _words(line: list[str] | _Line) -> list[str]:
+def _words_of(line: list[str] | _Line) -> list[str]:
     """The words of the command."""
     return line if isinstance(line, list) else _split_words(_without_comments(line.command))
 

@@ -81,22 +81,23 @@ class RoundPreparation:
 
 def _check_script(script: str) -> None:
     """Raise LaunchError (CommandNotFound) if the script is missing: no restart would find it."""
-    if not script or os.path.exists(script):
-        return
-    folder, name = os.path.split(os.path.abspath(script))
+    if script and not os.path.exists(script):
+        near = _find_near(script)
+        hint = f" Did you mean {near}?" if near else ""
+        message = f"The working directory {os.getcwd()} has no file {script}.{hint}"
+        raise LaunchError("CommandNotFound", message, exit_code=NOT_FOUND)
+
+
+def _find_near(script: str) -> str:
+    """A script with a similar name, or in a folder below; "" for none."""
+    folder, name = os.path.split(script)
     with suppress(OSError):
-        names = [each for each in os.listdir(folder) if each.endswith(".py")]
-        near = difflib.get_close_matches(name, names, 1)
-        below = sorted(glob.glob(os.path.join("*", name)))[:1]
-        found = [os.path.join(os.path.dirname(script), each) for each in near] or below
-        if found:
-            raise _missing(script, f" Did you mean {found[0]}?")
-    raise _missing(script, "")
-
-
-def _missing(script: str, hint: str) -> LaunchError:
-    message = f"The working directory {os.getcwd()} has no file {script}.{hint}"
-    return LaunchError("CommandNotFound", message, exit_code=NOT_FOUND)
+        names = [each for each in os.listdir(folder or ".") if each.endswith(".py")]
+        for each in difflib.get_close_matches(name, names, 1):
+            return os.path.join(folder, each)
+        for each in sorted(glob.glob(os.path.join("*", name))):
+            return each
+    return ""
 
 
 def describe_hidden(settings: LaunchSettings, environment: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ _WAIT_SECONDS = 2.0  # to write stacks; a process in an uninterruptible call wri
 _PAUSE = 0.05
 _LONGEST = 64 << 10  # bytes of one process
 _MOST = 1 << 20  # bytes altogether
+_WHY_NONE = "it is not a Python process, or it is in a call that cannot be interrupted"
 
 
 class Stack(NamedTuple):
@@ -49,7 +50,7 @@ def write_stacks(folder: str) -> None:
             say(f"stack of {who}:")
             write_log(text if text.endswith(b"\n") else text + b"\n")
         elif remaining > 0:
-            say(f"no stack of {who}, its state is {state(stack.process.pid)}: {WHY_NONE}")
+            say(f"no stack of {who}, its state is {state(stack.process.pid)}: {_WHY_NONE}")
 
 
 def take_stacks(folder: str, tree: list[Process]) -> list[Stack]:
@@ -110,9 +111,6 @@ def snapshot(job: str = "") -> list[dict[str, object]]:
         for folder, tree in by_folder.items()
         for stack in take_stacks(folder, tree)
     ]
-
-
-WHY_NONE = "it is not a Python process, or it is in a call that cannot be interrupted"
 
 
 def _name(stack: Stack) -> str:
