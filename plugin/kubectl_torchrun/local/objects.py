@@ -135,7 +135,8 @@ class LocalObjects:
         phase: PodPhase = "Failed" if code else "Succeeded"
         self._set(uid, phase, ContainerState(terminated=end), ready=False)
         pod = self._pods[uid]
-        if pod.metadata.terminating:
+        # Its Job keeps a pod by a finalizer, so that the end of one that was deleted shows.
+        if pod.metadata.terminating and not any(map(pod.metadata.controlled_by, self._jobs)):
             del self._pods[uid]
         return self._end_job(pod, now)
 

@@ -1,5 +1,6 @@
 """The objects of a run on this machine, decided by the real reconcile."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -116,3 +117,15 @@ def test_a_signal_is_recorded(code: int, signal: int) -> None:
     ended = pod.status.container_statuses[0].state.terminated
     assert ended is not None
     assert (ended.exit_code, ended.signal) == (137, signal)
+
+
+def test_the_cause_shows_although_its_node_is_ended_with_the_others() -> None:
+    machine = Machine()
+    first, second = machine.started
+    at = {"rank": None, "signal": None, "time": "2026-01-02T03:04:05.5Z"}
+    lost = {**at, "exitCode": 143, "reason": "PeerFailed", "message": "the gang ended"}
+    machine.end(second, 143, json.dumps(lost))
+    assert machine.phase == "Running"
+    cause = {**at, "exitCode": 127, "reason": "CommandNotFound", "message": "no file train.py"}
+    machine.end(first, 127, json.dumps(cause))
+    assert (machine.phase, machine.reason) == ("Failed", "CommandNotFound")
