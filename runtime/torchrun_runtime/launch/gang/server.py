@@ -139,6 +139,8 @@ class GangServer:
         except (OSError, ValueError) as error:
             if index >= 0:
                 say(f"lost the connection to node {index}: {error}")
+        except asyncio.CancelledError:
+            pass  # the server ends; asyncio of Python 3.11 would print a traceback
         finally:
             if self._writers.get(index) is writer:
                 del self._writers[index]
