@@ -293,6 +293,8 @@ class Launcher:
         except LaunchError as error:
             if not error.is_of_command:
                 raise
+            # As after a command: a signal does not replace the cause any more.
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
             end = RoundEnd(error.cause, start.round)
         if not end.was_stopped:
             _report(end.cause)
