@@ -204,10 +204,10 @@ format: $(VENV)/.ready ## Format the code, and fix what ruff can fix
 DRAW = for script in docs/draw_*.py; do $(BIN)/python $$script; done
 
 generate: $(VENV)/.ready ## CRDs, reference pages, pictures, golden files
-	$(BIN)/python -m torchrun_api.crd manifests/crd
-	$(BIN)/python -m torchrun_api.contract_reference runtime/torchrun_runtime/launch/contract.py docs/environment.md
-	$(BIN)/python -m torchrun_api.metadata_keys docs/labels.md
-	$(BIN)/python -m torchrun_api.exit_code_reference docs/exit-codes.md
+	$(BIN)/python -m torchrun_api.generate.crd manifests/crd
+	$(BIN)/python -m torchrun_api.generate.contract_reference runtime/torchrun_runtime/launch/contract.py docs/environment.md
+	$(BIN)/python -m torchrun_api.generate.metadata_keys docs/labels.md
+	$(BIN)/python -m torchrun_api.generate.exit_code_reference docs/exit-codes.md
 	$(BIN)/python -m torchrun_controller.settings_reference docs/settings.md
 	$(BIN)/python -m torchrun_controller.metrics.reference docs/metrics.md
 	$(BIN)/python manifests/monitoring/generate.py

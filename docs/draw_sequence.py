@@ -9,7 +9,7 @@ from pathlib import Path
 
 import svg
 
-from torchrun_api.status import Phase
+from torchrun_api.kinds.status import Phase
 
 PICTURE = Path(__file__).with_name("sequence.svg")
 WIDTH = 980

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchrun_api.status import PHASES, Phase
+from torchrun_api.kinds.status import PHASES, Phase
 from torchrun_controller.reconcile.job.steps import STEPS
 from torchrun_controller.reconcile.model.phases import ROWS, TRANSITIONS, State
 

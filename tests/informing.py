@@ -12,8 +12,8 @@ from aiohttp import web
 
 from frames import frame, pod, status
 from scripted_server import ScriptedServer, Token, connection, json_response, serving, streamed
-from torchrun_api.core import Pod
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.watch import Timings, Watcher

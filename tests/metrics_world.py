@@ -4,11 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.core import Node, NodeCondition, NodeMeta, NodeSpec, NodeStatus
-from torchrun_api.job import TorchrunJob, TorchrunJobSpec
-from torchrun_api.meta import Condition, ObjectMeta
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Phase, TorchrunJobStatus, UnfencedWorker
+from torchrun_api.kinds.core import Node, NodeCondition, NodeMeta, NodeSpec, NodeStatus
+from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds.meta import Condition, ObjectMeta
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.status import Phase, TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.jobs import JobMetrics
 from torchrun_controller.metrics.registry import Metrics

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from torchrun_api.core import SchedulingGroup
+from torchrun_api.kinds.core import SchedulingGroup
 from torchrun_controller.controllers.decision_log import Input
 from torchrun_controller.reconcile import reconcile
 from torchrun_controller.reconcile.model.plan import Plan

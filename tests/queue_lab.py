@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from torchrun_api.core import Node, Pod
-from torchrun_api.status import TERMINAL, TorchrunJobStatus
+from torchrun_api.kinds.core import Node, Pod
+from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus
 from torchrun_controller.reconcile.admission.classify import classify_job, running_gang
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state

@@ -8,12 +8,12 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.extras import KaiQueue
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
-from torchrun_api.meta import Condition, ConditionStatus
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.extras import KaiQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Condition, ConditionStatus
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.resources import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Event
 from torchrun_controller.reconcile.queue import (

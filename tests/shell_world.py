@@ -15,11 +15,17 @@ import yaml
 
 from queue_world import NOTHING, QueueWorld
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_JOBS, TORCHRUN_QUEUES, Kind, UserObject
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import (
+    KAI_QUEUES,
+    TORCHRUN_JOBS,
+    TORCHRUN_QUEUES,
+    Kind,
+    UserObject,
+)
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError, Response

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from torchrun_api.admission import Admission
-from torchrun_api.core import (
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds.admission import Admission
+from torchrun_api.kinds.core import (
     ContainerState,
     ContainerStatus,
     CoreEvent,
@@ -27,11 +28,10 @@ from torchrun_api.core import (
     StateWaiting,
     Taint,
 )
-from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, Kind
-from torchrun_api.meta import ChildMeta, Condition, ConditionStatus
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ChildMeta, Condition, ConditionStatus
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS, Kind
 from torchrun_controller.reconcile import Defaults, Plan, reconcile
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.conditions import ADMITTED

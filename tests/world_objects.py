@@ -9,7 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import (
+from torchrun_api.json import JsonObject, object_at
+from torchrun_api.kinds.core import (
     CoreEvent,
     Job,
     NetworkPolicy,
@@ -19,9 +20,9 @@ from torchrun_api.core import (
     SchedulingGroup,
     Service,
 )
-from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, object_at
-from torchrun_api.kinds import (
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import (
     CLAIMS,
     JOBS,
     NETWORK_POLICIES,
@@ -32,8 +33,7 @@ from torchrun_api.kinds import (
     Kind,
     Object,
 )
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.cache.observe import Caches, empty_caches, observe
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store

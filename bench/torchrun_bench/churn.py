@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 from torchrun_bench.frames import FIRST_VERSION, PODS_OF_ALL, chunks
 from torchrun_bench.options import Options
 from torchrun_bench.processes import PYTHON, compiled_environment

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.resources import JOBS
 from torchrun_bench.plans import decided
 
 PODS_OF_ALL = 10_000

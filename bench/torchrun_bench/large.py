@@ -20,7 +20,7 @@ import uvloop
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject, object_at
-from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
+from torchrun_api.kinds.resources import JOBS, PODS, SERVICES, Kind
 from torchrun_bench import bare, bodies, kwok, plans
 from torchrun_bench.control_plane import cluster, prepare
 from torchrun_bench.gangs import FAILED, Gangs, create

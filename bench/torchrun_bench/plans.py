@@ -6,8 +6,8 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, SECRETS, TORCHRUN_JOBS
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import JOBS, SECRETS, TORCHRUN_JOBS
 from torchrun_bench import bodies
 from torchrun_bench.bare import NAME, NAMESPACE, UID, Write, Writes
 from torchrun_bench.bodies import QUEUE, torchrun_job

@@ -14,7 +14,7 @@ def main() -> None:
     signals = Signals().install()
     # Imports create no garbage; collections during the imports take a tenth of the start.
     gc.disable()
-    from torchrun_api.exit_codes import UNUSABLE
+    from torchrun_api.contract.exit_codes import UNUSABLE
 
     with _without_system_cas():
         from torchrun_controller import app

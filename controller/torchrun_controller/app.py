@@ -15,7 +15,7 @@ from functools import partial
 import anyio
 import structlog
 
-from torchrun_api.exit_codes import CRASHED, LOST_LEASE, UNUSABLE
+from torchrun_api.contract.exit_codes import CRASHED, LOST_LEASE, UNUSABLE
 from torchrun_controller import logs
 from torchrun_controller.client import ConfigError, Connection, Transport
 from torchrun_controller.clock import SYSTEM

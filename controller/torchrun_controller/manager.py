@@ -18,7 +18,7 @@ import anyio.abc
 import structlog
 from msgspec import Struct
 
-from torchrun_api.kinds import KAI_QUEUES
+from torchrun_api.kinds.resources import KAI_QUEUES
 from torchrun_controller.cache.admission_view import AdmissionView
 from torchrun_controller.cache.catch_up import wait_until_current
 from torchrun_controller.cache.expectations import Expectations

@@ -60,7 +60,7 @@ class _Group(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The section Exit codes of the help."""
-        from torchrun_api.exit_codes import PLUGIN
+        from torchrun_api.contract.exit_codes import PLUGIN
 
         with formatter.section("Exit codes"):
             formatter.write_dl(

@@ -2,11 +2,11 @@
 
 import re
 
-from torchrun_api.exit_codes import CLUSTER, TIMED_OUT, UPLOAD_FAILED, USAGE
-from torchrun_api.exit_codes import DETACHED as DETACHED
-from torchrun_api.exit_codes import REPEATED_FAILURE as REPEATED_FAILURE
-from torchrun_api.exit_codes import RUN_FAILED as RUN_FAILED
-from torchrun_api.exit_codes import SUCCEEDED as SUCCEEDED
+from torchrun_api.contract.exit_codes import CLUSTER, TIMED_OUT, UPLOAD_FAILED, USAGE
+from torchrun_api.contract.exit_codes import DETACHED as DETACHED
+from torchrun_api.contract.exit_codes import REPEATED_FAILURE as REPEATED_FAILURE
+from torchrun_api.contract.exit_codes import RUN_FAILED as RUN_FAILED
+from torchrun_api.contract.exit_codes import SUCCEEDED as SUCCEEDED
 
 
 class Problem(Exception):  # noqa: N818  # users see only its message

@@ -1,7 +1,7 @@
 """How exceptions report the loss of a peer. The cause is the failure of the peer, not they.
 
-The patterns are those of `torchrun_api.peer_loss`, which this package does not import. A test
-compares them.
+The patterns are those of `torchrun_api.contract.peer_loss`, which this package does not import. A
+test compares them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from e2e.manifests import job, queue
 from e2e.space import Space
 from torchrun_api import names
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 from torchrun_cluster import LocalCluster, binaries
 
 STAGES = Path(__file__).with_name("kwok.yaml")

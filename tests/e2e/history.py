@@ -13,7 +13,7 @@ import msgspec
 from bodies import Body
 from gates import may_train
 from torchrun_api import names
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.resources import Kind
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.2

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from e2e.space import Space
 from torchrun_api import names
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 from torchrun_cluster import LocalCluster
 
 HOSTNAME = "kubernetes.io/hostname"

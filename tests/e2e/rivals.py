@@ -10,8 +10,8 @@ from e2e.ranks import ROUNDS, kill_rank, pod_of
 from e2e.space import Space
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS
-from torchrun_api.quantity import parse
+from torchrun_api.kinds.quantity import parse
+from torchrun_api.kinds.resources import PODS
 
 NODES = 2
 

@@ -15,7 +15,7 @@ from bodies import Body
 from e2e.cluster import Cluster
 from e2e.history import History
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
 
 RANDOM_SUFFIX = re.compile(r"(?<=-\d)-[a-z0-9]{5}$")
 """Of an Indexed Job's pods."""

@@ -9,7 +9,7 @@ import pytest
 
 from bodies import Body
 from e2e.space import Space
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 from torchrun_api.names import SYNC_PORT, WORKSPACE_SHA256
 
 TOKEN = "the token of these tests"

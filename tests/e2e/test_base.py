@@ -13,7 +13,7 @@ import pytest
 from e2e.manifests import queue
 from e2e.space import Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, PODS
+from torchrun_api.kinds.resources import CLAIMS, PODS
 from torchrun_api.names import WORKSPACE_BASE, workspace_claim
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from e2e.history import History
 from e2e.manifests import job
 from e2e.space import Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS, SERVICES, TORCHRUN_JOBS
 
 COMMAND = "python3 run.py"
 SCRIPT = "import time; print('started', flush=True); time.sleep(4); print('done')"

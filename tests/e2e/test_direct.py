@@ -14,7 +14,7 @@ from e2e.test_plugin import plugin, project
 from e2e.test_reload import STEP, ended, log, said_at, workers
 from e2e.test_reload import plugin as reloading
 from torchrun_api import names
-from torchrun_api.kinds import CLAIMS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import CLAIMS, PODS, TORCHRUN_JOBS
 
 CLASS = "never-binds"
 TRAIN = """

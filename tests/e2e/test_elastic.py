@@ -13,7 +13,7 @@ from e2e.space import Space
 from e2e.test_life import assert_gangs_never_overlap
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 
 GPT = Path(__file__).parents[2] / "examples" / "gpt"
 CODE = ("train.py", "model.py", "sonnets.txt")

@@ -6,7 +6,7 @@ import pytest
 
 from e2e.manifests import queue
 from e2e.space import Space
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 
 RAISES = """
 import os, time

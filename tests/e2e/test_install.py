@@ -16,7 +16,7 @@ from e2e.conftest import PROFILE
 from e2e.manifests import job
 from e2e.space import CONTROLLER, Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from torchrun_api.names import JOB_LABEL, TRAINER_CONTAINER
 from torchrun_cluster import binaries, images
 

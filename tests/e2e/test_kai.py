@@ -15,7 +15,7 @@ from e2e.cluster import Cluster
 from e2e.manifests import job, priority_class
 from e2e.space import Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 NODES = 4

@@ -12,7 +12,7 @@ from e2e.history import History
 from e2e.manifests import job, priority_class, queue
 from e2e.space import Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 NODES = 4

@@ -8,7 +8,7 @@ from e2e.history import assert_gangs_never_overlap
 from e2e.manifests import job, zip_job
 from e2e.ranks import ROUNDS, kill_rank, pod_of
 from e2e.space import Space, until
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS
 
 # Attempt 0 runs until it is stopped. Later attempts succeed at once.
 FIRST_ATTEMPT_HANGS = [

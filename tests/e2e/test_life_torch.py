@@ -16,7 +16,7 @@ from e2e.history import History, assert_gangs_never_overlap
 from e2e.manifests import job, queue
 from e2e.space import Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 
 GPT = ROOT / "examples" / "gpt"
 STEP = re.compile(r"^\[rank 0\] step (\d+)/", re.MULTILINE)

@@ -5,7 +5,7 @@ import pytest
 from e2e.manifests import job
 from e2e.nodes import placed, silent
 from e2e.space import Space
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
 from torchrun_cluster import LocalCluster
 
 LASTS = "import os, time; time.sleep(0 if int(os.environ['TORCHRUN_ATTEMPT']) else 600)"

@@ -11,7 +11,7 @@ from e2e.space import Space, until
 from e2e.test_reload import log, workers
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 from torchrun_cluster import LocalCluster
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("controller_on_the_first_node")]

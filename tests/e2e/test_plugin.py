@@ -15,7 +15,7 @@ import pytest
 
 from e2e.manifests import queue
 from e2e.space import Space, until
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 from torchrun_api.names import SYNC_PORT, WORKSPACE_SHA256
 
 SECONDS = 180

@@ -17,7 +17,7 @@ from e2e.space import Space, until
 from e2e.test_plugin import SECONDS, plugin, project
 from e2e.test_plugin_pods import answers
 from integration.test_plugin_examples import EXAMPLES, JOB, NEED_PODS
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
 
 # Two processes for each node, so rank 3 is on node 1. It ends the first gang.
 TRAIN = """

@@ -15,7 +15,7 @@ from e2e.manifests import job, queue
 from e2e.space import Space, until
 from e2e.test_plugin import SECONDS, plugin, project, started
 from ports import free_port
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 
 TWICE = """
 import os, pathlib, sys, time

@@ -14,7 +14,7 @@ from e2e.nodes import HOSTNAME, apart, placed
 from e2e.space import Space, until
 from e2e.test_nodes import RESOURCES, submit
 from torchrun_api import names
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 from torchrun_cluster import LocalCluster
 from torchrun_cluster.node import CONTAINERD_SOCKET
 

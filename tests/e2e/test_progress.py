@@ -6,7 +6,7 @@ import pytest
 
 from e2e.manifests import queue
 from e2e.space import Space
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
 
 RESOURCES = {"cpus": "250m", "memory": "1500Mi"}
 OPTIONS = ("--queue", "torch", "--nodes", "2", "--name", "run")

@@ -5,7 +5,7 @@ import pytest
 from e2e.manifests import job, queue, zip_job
 from e2e.space import CHILDREN, Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS, SERVICES, Kind
 
 HELLO = ["python3", "-c", "print('hello')"]
 POD_SPEC = {

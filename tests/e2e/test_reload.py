@@ -10,7 +10,7 @@ import yaml
 
 from e2e.cluster import ROOT
 from e2e.space import Space, until
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 
 SECONDS = 180
 TRAIN = """

@@ -7,7 +7,7 @@ import pytest
 from e2e.manifests import job, queue
 from e2e.space import Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
 from torchrun_cluster import images
 
 SUM = """\

@@ -13,7 +13,7 @@ from e2e.history import History
 from e2e.manifests import job
 from e2e.space import CONTROLLER, Space
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_controller.leader import LEASES
 
 pytestmark = pytest.mark.long

@@ -10,7 +10,7 @@ from e2e.history import History
 from e2e.nodes import apart
 from e2e.space import Space
 from torchrun_api import names
-from torchrun_api.kinds import CLAIMS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import CLAIMS, PODS, TORCHRUN_JOBS
 
 GPT = ROOT / "examples" / "gpt"
 LOSS = re.compile(r"\[rank (\d+)\] step (\d+)/\d+ loss (\d+\.\d+)")

@@ -17,7 +17,7 @@ from e2e.manifests import job
 from e2e.space import CONTROLLER, Space
 from e2e.test_sources import fetched, opaque, servers
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 
 __all__ = ["servers"]  # a fixture
 

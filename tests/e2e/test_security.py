@@ -4,7 +4,7 @@ from e2e.conftest import PROFILE
 from e2e.manifests import zip_job
 from e2e.space import Space
 from e2e.test_run import GPT, gpt_queue, losses
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 
 
 def test_restricted(space: Space):

@@ -9,7 +9,7 @@ from e2e.manifests import job, queue
 from e2e.space import Space
 from e2e.test_plugin import plugin, project
 from torchrun_api import names
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 from wheels import WHEEL, add_wheel
 
 SIZE = {"cpus": "200m", "memory": "1Gi"}

@@ -11,7 +11,7 @@ from e2e.nodes import apart, cut, placed
 from e2e.space import Space, until
 from e2e.test_nodes import RESOURCES, submit
 from e2e.test_reload import STEP, ended, log, plugin, ready, workers
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
 from torchrun_cluster import LocalCluster
 
 pytestmark = [

@@ -12,7 +12,7 @@ from e2e.manifests import job
 from e2e.space import Space, until
 from e2e.test_reload import STEP, ended, log, plugin, said_at, workers
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 from torchrun_api.names import UP_TO_DATE
 from torchrun_cluster import node
 from unit.runtime import git_server, http_server, s3_server, ssh_server

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.space import Space, until
 from e2e.test_reload import STEP, ended, log, plugin, workers
-from torchrun_api.kinds import TORCHRUN_JOBS
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
 
 SECONDS = 180
 BROKEN = "def broken(:\n"

@@ -11,7 +11,7 @@ from e2e.manifests import zip_job
 from e2e.space import Space
 from e2e.sync_pod import TOKEN_SHA256, SyncPod, is_ready
 from torchrun_api.json import object_at
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 from torchrun_api.names import UPLOAD_TOKEN_SHA256
 from unit.runtime.hostile import HOSTILE, build
 

@@ -9,7 +9,7 @@ from e2e import gpus, rivals
 from e2e.cluster import Cluster
 from e2e.manifests import job
 from e2e.space import Space
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900, func_only=True)]
 NODES = 4

@@ -18,8 +18,8 @@ from faults import fields
 from faults.fields import Manager
 from faults.selectors import matching
 from faults.store import Key, Resource, Store, Stored
-from torchrun_api.core import Job
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.core import Job
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import APPLY_PATCH
 from torchrun_controller.reconcile.pods.head_and_workers import TRACKED

@@ -19,7 +19,7 @@ from faults.conformance_api import (
     version,
 )
 from faults.conformance_jobs import CHECKS_OF_JOBS
-from torchrun_api.kinds import PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import PODS, TORCHRUN_JOBS
 from torchrun_controller.client.apply import ABSENT, APPLY_PATCH
 from torchrun_controller.leader import LEASES
 

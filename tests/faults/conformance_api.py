@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from bodies import Body
 from faults import network
-from torchrun_api.core import Service
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.core import Service
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.client import ApiError, session
 from torchrun_controller.client.apply import APPLY_PATCH
 

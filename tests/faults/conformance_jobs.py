@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from bodies import Body
 from faults.conformance_api import CONTAINER, NODE, Api, eventually
-from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.kinds.resources import JOBS, PODS
 from torchrun_api.names import CONTROLLER_UID_LABEL
 from torchrun_controller.reconcile.pods.head_and_workers import TRACKED
 

@@ -31,7 +31,7 @@ from faults.simulation import NAMESPACE, Scenario, Simulation
 from faults.store import Change
 from faults.surroundings import surroundings
 from torchrun_api import names
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 
 ACTIONS = (
     "submit",

@@ -14,7 +14,7 @@ from faults.store import Change, Store, key_of
 from faults.usage import KINDS, Amounts, Usage, amounts_of, charge_of
 from gates import may_train
 from torchrun_api import names
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS
 
 # The maximum age of a cache: a decision by an earlier quota is no violation.

@@ -22,7 +22,7 @@ from faults.ledger import Ledger
 from faults.store import Change, Resource, Store
 from gates import has_start, may_train
 from torchrun_api import names
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 
 LEASES: Resource = ("coordination.k8s.io/v1", "leases")
 EVENTS: Resource = ("v1", "events")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from faults import campaign
-from torchrun_api.meta import ChildMeta
+from torchrun_api.kinds.meta import ChildMeta
 from torchrun_controller.cache import admission_view
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads

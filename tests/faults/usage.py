@@ -11,7 +11,7 @@ from bodies import Body
 from faults.cluster import JOBS, NODES, PODS, TORCHRUN_JOBS, is_over, is_worker, owners
 from faults.store import Change, Store
 from torchrun_api import names
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 
 Amounts: TypeAlias = Counter[str]  # nodes, gpus and jobs
 KINDS = ("nodes", "gpus", "jobs")

@@ -13,7 +13,7 @@ import httpx
 
 from e2e.history import History
 from torchrun_api import names
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS
 
 
 class QueueHistory:

@@ -12,11 +12,11 @@ import pytest
 
 from integration.controller_process import install_crds
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
-from torchrun_api.meta import Condition
-from torchrun_api.status import TorchrunJobStatus, WorkersStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, PODS, SERVICES, TORCHRUN_JOBS, Kind
+from torchrun_api.kinds.status import TorchrunJobStatus, WorkersStatus
 from torchrun_cluster import LocalCluster, Size
 from torchrun_controller.client import Connection, Transport
 from torchrun_controller.client.apply import Applier, WriteResult

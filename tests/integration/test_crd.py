@@ -11,10 +11,10 @@ import yaml
 from integration.bodies import accepted, git, job, patch, queue, refusal, rule, workspace
 from integration.refused import REFUSED
 from integration.test_crd_changes import CHANGES, CODE, CODE_FIXED
-from torchrun_api.crd import DEFINITIONS
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Phase
+from torchrun_api.generate.crd import DEFINITIONS
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.status import Phase
 from torchrun_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]

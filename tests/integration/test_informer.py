@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from informing import Observed, running
-from torchrun_api.core import Service
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.core import Service
+from torchrun_api.kinds.resources import Kind
 from torchrun_cluster import LocalCluster, Size
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.store import Change, Store

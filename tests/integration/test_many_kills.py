@@ -26,7 +26,7 @@ from integration.kwok import playing
 from integration.replicas import Replicas, identity, lasting
 from integration.team import TERMINAL, Team, trains
 from torchrun_api import names
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_cluster import LocalCluster, Size
 
 QUICK = lasting("4s", "3s", "500ms")  # a busy machine may lose even these, which is allowed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchrun_api.quantity import format_bytes, format_cpu, parse
+from torchrun_api.kinds.quantity import format_bytes, format_cpu, parse
 from torchrun_cluster import LocalCluster
 
 CPUS = [Fraction(n, d) for n in (1, 7, 96, 128) for d in (1, 3, 8, 1000)]

@@ -111,7 +111,7 @@ def test_two_builds_of_the_packages_agree(twice: tuple[Exported, Exported], tmp_
         archives.SUMS,
     }
     with zipfile.ZipFile(first / f"kubectl_torchrun-{version}-py3-none-any.whl") as wheel:
-        assert "torchrun_api/job.py" in wheel.namelist()
+        assert "torchrun_api/kinds/job.py" in wheel.namelist()
 
 
 @pytest.mark.long

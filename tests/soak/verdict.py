@@ -13,7 +13,7 @@ from e2e.history import History
 from integration.team import TERMINAL, trains
 from soak.lives import NARROW
 from torchrun_api import names
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, Kind
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS, Kind
 
 
 class Followed(History):

@@ -32,6 +32,8 @@ def test_one_package_has_one_lowest_version() -> None:
 
 
 def test_all_modules_are_imported() -> None:
-    assert {"torchrun_api.job", "torchrun_controller.app", "kubectl_torchrun.__main__"} <= set(
-        modules()
-    )
+    assert {
+        "torchrun_api.kinds.job",
+        "torchrun_controller.app",
+        "kubectl_torchrun.__main__",
+    } <= set(modules())

@@ -7,8 +7,8 @@ import anyio
 import pytest
 import structlog
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.meta import ObjectMeta
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ObjectMeta
 from torchrun_controller import manager
 from torchrun_controller.cache import catch_up
 from torchrun_controller.cache.store import Store

@@ -12,10 +12,10 @@ from typing import TypeVar
 from msgspec import Struct
 
 from torchrun_api import names
-from torchrun_api.core import Job, Node, Pod
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import UserObject
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.core import Job, Node, Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import UserObject
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import (
     JOB_INDEX,

@@ -14,8 +14,8 @@ import anyio
 from msgspec import Struct
 
 from torchrun_api import names
-from torchrun_api.core import SchedulingGroup
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.core import SchedulingGroup
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.cache.informer import Informer, Observer, longest_silence
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport

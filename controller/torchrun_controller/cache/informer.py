@@ -19,7 +19,7 @@ import anyio
 import anyio.lowlevel
 import structlog
 
-from torchrun_api.kinds import Object
+from torchrun_api.kinds.resources import Object
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import ApiError, Disconnected, Response, Silent, Transport
 from torchrun_controller.client.errors import explain_refusal

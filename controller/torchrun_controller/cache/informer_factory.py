@@ -14,9 +14,10 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import (
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import (
     CLAIMS,
     EVENTS,
     JOBS,
@@ -28,7 +29,6 @@ from torchrun_api.kinds import (
     Kind,
     Object,
 )
-from torchrun_api.queue import TorchrunQueue
 from torchrun_controller.cache.group_view import GroupView
 from torchrun_controller.cache.informer import Informer, Observer, Unobserved, longest_silence
 from torchrun_controller.cache.job_keys import (

@@ -7,9 +7,10 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
-from torchrun_api.core import CoreEvent, Node, SchedulingGroup
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import (
+from torchrun_api.kinds.core import CoreEvent, Node, SchedulingGroup
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import (
     CLAIMS,
     EVENTS,
     JOBS,
@@ -20,8 +21,7 @@ from torchrun_api.kinds import (
     TORCHRUN_QUEUES,
     Kind,
 )
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_controller.cache.node_view import node_facts
 from torchrun_controller.cache.observe import (
     NODE_INDEX,

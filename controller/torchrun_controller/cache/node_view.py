@@ -10,8 +10,8 @@ from typing import NoReturn
 import anyio
 import structlog
 
-from torchrun_api.core import Node
-from torchrun_api.kinds import NODES
+from torchrun_api.kinds.core import Node
+from torchrun_api.kinds.resources import NODES
 from torchrun_controller.cache.informer import Informer, Observer
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Transport

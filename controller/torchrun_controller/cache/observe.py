@@ -10,11 +10,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES, Kind
-from torchrun_api.meta import ChildMeta
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ChildMeta
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS, SERVICES, Kind
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.cache.store import Store
 from torchrun_controller.reconcile.job import dependencies

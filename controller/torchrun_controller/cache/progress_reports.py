@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from torchrun_api.status import Progress
+from torchrun_api.kinds.status import Progress
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
 
 Key: TypeAlias = tuple[str, str]

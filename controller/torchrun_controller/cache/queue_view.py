@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import anyio
 
-from torchrun_api.extras import KaiQueue
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.extras import KaiQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_controller.cache.informer import Informer, Observer, longest_silence
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.observe import QUEUE_INDEX, Key, index_key

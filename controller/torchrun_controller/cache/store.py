@@ -10,7 +10,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from torchrun_api.kinds import Object
+from torchrun_api.kinds.resources import Object
 
 T = TypeVar("T", bound=Object)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 from torchrun_controller.cache.store import Change
 from torchrun_controller.reconcile.model.observed import Vanished
 from torchrun_controller.reconcile.pods.lifecycle import MAY_RUN, state_of

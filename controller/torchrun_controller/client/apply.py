@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import SECRETS, Kind, UserObject, kind_of
-from torchrun_api.queue import TorchrunQueueStatus
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.queue import TorchrunQueueStatus
+from torchrun_api.kinds.resources import SECRETS, Kind, UserObject, kind_of
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Disconnected, Requests, Response
 from torchrun_controller.client.reads import METADATA_ONLY, NOT_ENDED, LiveReader
 from torchrun_controller.client.responses import (

@@ -13,8 +13,8 @@ import anyio
 import msgspec
 import structlog
 
-from torchrun_api.kinds import KAI_TOPOLOGIES, TORCHRUN_JOBS, TORCHRUN_QUEUES
-from torchrun_api.meta import Wire
+from torchrun_api.kinds.meta import Wire
+from torchrun_api.kinds.resources import KAI_TOPOLOGIES, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from torchrun_api.names import OWN_CATEGORY
 from torchrun_controller.client import ApiError, ConfigError, Disconnected, Transport
 from torchrun_controller.reconcile.model.observed import Installed

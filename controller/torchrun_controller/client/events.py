@@ -21,7 +21,7 @@ import structlog
 from msgspec import Struct
 
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import UserObject, kind_of
+from torchrun_api.kinds.resources import UserObject, kind_of
 from torchrun_controller.client import ApiError, Disconnected, Requests
 from torchrun_controller.client.apply import MERGE_PATCH, LeaderCheck
 from torchrun_controller.rate_limit import Rate, TokenBuckets

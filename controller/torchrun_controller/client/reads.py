@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from torchrun_api import names
-from torchrun_api.kinds import PODS, Kind
-from torchrun_api.meta import find_controller
+from torchrun_api.kinds.meta import find_controller
+from torchrun_api.kinds.resources import PODS, Kind
 from torchrun_controller.client.errors import ApiError, Disconnected
 from torchrun_controller.client.responses import read_children, read_object
 from torchrun_controller.client.session import Requests

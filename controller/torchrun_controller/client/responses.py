@@ -7,8 +7,8 @@ import msgspec
 from msgspec import field
 
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind
-from torchrun_api.meta import ChildMeta, OwnerReference, Wire, find_controller
+from torchrun_api.kinds.meta import ChildMeta, OwnerReference, Wire, find_controller
+from torchrun_api.kinds.resources import Kind
 from torchrun_api.names import RETAINED_LABEL
 from torchrun_controller.reconcile.model.observed import Conflict
 

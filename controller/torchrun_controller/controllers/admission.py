@@ -18,8 +18,8 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import UserObject, kind_of
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import UserObject, kind_of
 from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import RejectedError, SupersededError, UnavailableError

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar, assert_never, get_args
 import structlog
 from msgspec import Struct
 
-from torchrun_api.kinds import UserObject
+from torchrun_api.kinds.resources import UserObject
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import (
     NameConflictError,

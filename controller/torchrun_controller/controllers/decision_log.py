@@ -18,9 +18,9 @@ import structlog
 from msgspec import Raw, Struct
 
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.resources import JOBS
+from torchrun_api.kinds.status import Attempt, TorchrunJobStatus
 from torchrun_api.names import ATTEMPT_LABEL
-from torchrun_api.status import Attempt, TorchrunJobStatus
 from torchrun_controller.controllers.controller import log_fields
 from torchrun_controller.logs import REDACTED, names_secret
 from torchrun_controller.reconcile import reconcile

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import structlog
 from msgspec import Struct, field
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import NameConflictError, RejectedError

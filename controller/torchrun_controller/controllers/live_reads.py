@@ -5,7 +5,7 @@
 
 from typing import Any, Protocol
 
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS, Kind
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS, Kind
 from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.reconcile.model.messages import count_of

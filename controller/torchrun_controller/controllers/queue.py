@@ -14,8 +14,8 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from torchrun_api.kinds import TORCHRUN_QUEUES
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import TORCHRUN_QUEUES
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import (

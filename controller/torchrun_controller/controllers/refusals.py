@@ -11,8 +11,8 @@ from typing import Generic, TypeAlias, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import NameConflictError, RejectedError
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY

@@ -6,8 +6,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 from msgspec import Struct
 
-from torchrun_api.kinds import Kind, UserObject, kind_of
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.resources import Kind, UserObject, kind_of
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client.apply import Status, WriteResult
 from torchrun_controller.controllers import decision_log

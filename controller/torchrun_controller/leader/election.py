@@ -13,8 +13,8 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind
-from torchrun_api.meta import ObjectMeta, Wire
+from torchrun_api.kinds.meta import ObjectMeta, Wire
+from torchrun_api.kinds.resources import Kind
 
 # Seconds. A larger leaseDurationSeconds is not from this controller; larger sums may overflow.
 _MAX_DURATION = 86_400

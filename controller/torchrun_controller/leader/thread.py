@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 import anyio
 import structlog
 
-from torchrun_api.exit_codes import CRASHED, LOST_LEASE
+from torchrun_api.contract.exit_codes import CRASHED, LOST_LEASE
 from torchrun_controller.leader.elector import Leader, NotLeader
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger()

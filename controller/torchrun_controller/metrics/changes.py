@@ -7,8 +7,8 @@ counted.
 
 from datetime import datetime
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TERMINAL, Attempt, TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import TERMINAL, Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.gang.gang import RESIZES
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS

@@ -13,11 +13,11 @@ from msgspec import Struct
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from torchrun_api.core import Node
-from torchrun_api.job import TorchrunJob
-from torchrun_api.quantity import QuantityError, parse
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import TERMINAL, UNFINISHED, WAITING, Phase
+from torchrun_api.kinds.core import Node
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.quantity import QuantityError, parse
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.status import TERMINAL, UNFINISHED, WAITING, Phase
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since

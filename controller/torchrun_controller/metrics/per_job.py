@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TERMINAL, Progress
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import TERMINAL, Progress
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.labels import MAX_LENGTH

@@ -34,8 +34,8 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from torchrun_api.status import TERMINAL, UNFINISHED
-from torchrun_api.workspace import SYNCED_SOURCES
+from torchrun_api.kinds.status import TERMINAL, UNFINISHED
+from torchrun_api.kinds.workspace import SYNCED_SOURCES
 from torchrun_controller.cache.progress_reports import Totals
 from torchrun_controller.metrics.buckets import (
     ADMISSION_BUCKETS,

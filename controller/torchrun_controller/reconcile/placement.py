@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
-from torchrun_api.core import Node
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at
-from torchrun_api.quantity import amount_of
-from torchrun_api.status import Attempt
+from torchrun_api.kinds.core import Node
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.quantity import amount_of
+from torchrun_api.kinds.status import Attempt
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
 from torchrun_controller.reconcile.model.times import order_of
 from torchrun_controller.reconcile.pods.nodes import ready_condition

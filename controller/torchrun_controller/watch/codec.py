@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import Raw, Struct, field
 
-from torchrun_api.kinds import Object
+from torchrun_api.kinds.resources import Object
 from torchrun_controller.watch.events import Deleted, Faulted, Key, Upserted
 from torchrun_controller.watch.sharing import intern_strings, share_parts
 

@@ -7,9 +7,9 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from torchrun_api.core import Pod
-from torchrun_api.kinds import Object
-from torchrun_api.meta import ChildLabels, ChildMeta
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.meta import ChildLabels, ChildMeta
+from torchrun_api.kinds.resources import Object
 
 T = TypeVar("T", bound=Object)
 

@@ -35,7 +35,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from torchrun_api.kinds import Kind, Object
+from torchrun_api.kinds.resources import Kind, Object
 from torchrun_controller.watch.codec import Bookmark, Codec, NotAList, ServerError, identity_of
 from torchrun_controller.watch.events import (
     Action,

@@ -265,6 +265,6 @@ def _discard_output() -> int:
                 stream.flush()
             except BrokenPipeError:
                 os.dup2(nowhere, stream.fileno())
-    from torchrun_api.exit_codes import CLOSED_PIPE
+    from torchrun_api.contract.exit_codes import CLOSED_PIPE
 
     return CLOSED_PIPE

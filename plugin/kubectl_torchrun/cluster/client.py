@@ -23,7 +23,7 @@ from kubectl_torchrun.cluster.slices import Listed, NamedSlice, Status, WatchEve
 from kubectl_torchrun.errors import why
 from kubectl_torchrun.text import echo
 from torchrun_api.json import JsonObject
-from torchrun_api.kind import Kind, Object
+from torchrun_api.kinds.kind import Kind, Object
 from torchrun_api.names import SYNC_PORT
 
 T = TypeVar("T", bound=Object)

@@ -11,7 +11,7 @@ from kubectl_torchrun.cluster.pods import list_running, rank_of, ranks_of
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import UsageProblem
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 from torchrun_api.names import TRAINER_CONTAINER
 
 

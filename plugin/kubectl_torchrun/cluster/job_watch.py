@@ -6,7 +6,7 @@ from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.pods import belongs_to
 from kubectl_torchrun.cluster.slices import JOBS, PODS, JobSlice
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 
 
 class Changes:

@@ -17,7 +17,7 @@ from kubectl_torchrun.terminal import Display, ask
 from kubectl_torchrun.text import echo
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.meta import ObjectMeta
+from torchrun_api.kinds.meta import ObjectMeta
 
 
 class ChangeOptions(NamedTuple):

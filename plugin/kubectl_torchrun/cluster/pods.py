@@ -6,8 +6,8 @@ from typing import NamedTuple
 from kubectl_torchrun.cluster.client import Api, RequestError
 from kubectl_torchrun.cluster.slices import JOBS, PODS, QUEUES, JobSlice, QueueSpecSlice
 from torchrun_api import names
-from torchrun_api.core import Pod, StateTerminated
-from torchrun_api.meta import find_controller
+from torchrun_api.kinds.core import Pod, StateTerminated
+from torchrun_api.kinds.meta import find_controller
 
 
 async def list_pods(api: Api, job: JobSlice, selector: str = "") -> list[Pod]:

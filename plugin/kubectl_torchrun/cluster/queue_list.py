@@ -18,9 +18,9 @@ from kubectl_torchrun.cluster.tables import (
     v1_list,
 )
 from kubectl_torchrun.terminal import Display
-from torchrun_api import quantity
-from torchrun_api.kind import Kind
-from torchrun_api.status import WAITING
+from torchrun_api.kinds import quantity
+from torchrun_api.kinds.kind import Kind
+from torchrun_api.kinds.status import WAITING
 
 T = TypeVar("T", JobSlice, QueueSlice)
 

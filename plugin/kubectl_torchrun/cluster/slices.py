@@ -9,12 +9,12 @@ from typing import Generic, TypeVar
 
 from msgspec import Raw, Struct, field
 
-from torchrun_api.core import PersistentVolumeClaim, Pod
 from torchrun_api.json import JsonValue
-from torchrun_api.kind import Kind
-from torchrun_api.meta import Condition, ObjectMeta, Wire
+from torchrun_api.kinds.core import PersistentVolumeClaim, Pod
+from torchrun_api.kinds.kind import Kind
+from torchrun_api.kinds.meta import Condition, ObjectMeta, Wire
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_api.names import UP_TO_DATE
-from torchrun_api.status import TERMINAL
 
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ class JobSlice(Wire, frozen=True, kw_only=True):
     def has_started(self) -> bool:
         """Whether the job has had a gang, or is admitted for one: then its size is fixed.
 
-        As in the rules of the CRD (`torchrun_api.job.has_started`). The phase does not show it.
+        As in the rules of the CRD, see `torchrun_api.kinds.job`. The phase does not show it.
         """
         return self.status.workers is not None or self.status.admission.nodes > 0
 

@@ -10,7 +10,7 @@ from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.errors import RUN_FAILED, SUCCEEDED, TimeoutProblem, UsageProblem
 from kubectl_torchrun.terminal import Display
-from torchrun_api.status import PHASES
+from torchrun_api.kinds.status import PHASES
 
 DELETED = "Deleted"
 CONDITIONS = ("QueueReady", "WorkspaceReady", "Admitted", "Scheduled", "Complete")

@@ -9,7 +9,7 @@ from kubectl_torchrun.cli.request import directory_to_send
 from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
-    from torchrun_api.contents import Entry
+    from torchrun_api.contract.contents import Entry
     from torchrun_api.json import JsonObject
 
 

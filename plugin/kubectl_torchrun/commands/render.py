@@ -10,7 +10,7 @@ from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Display
 
 if TYPE_CHECKING:
-    from torchrun_api.queue import TorchrunQueue
+    from torchrun_api.kinds.queue import TorchrunQueue
 
 
 @click.command("render", cls=Command)
@@ -69,7 +69,7 @@ def _read_queue(target: Target, name: str) -> "TorchrunQueue":
 
     from kubectl_torchrun.cluster.session import session
     from kubectl_torchrun.cluster.slices import QUEUES
-    from torchrun_api.queue import TorchrunQueue
+    from torchrun_api.kinds.queue import TorchrunQueue
 
     with session(target) as cluster:
         path = QUEUES.path(cluster.namespace, name)

@@ -14,9 +14,9 @@ from kubectl_torchrun.doctor.snapshot import (
     text_at,
     words_at,
 )
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS, GangSchedulerApi
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.quantity import QuantityError, parse
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS, GangSchedulerApi
+from torchrun_api.kinds.quantity import QuantityError, parse
 
 _PAGE = "docs/environments.md"
 _GPU_RESOURCES = (

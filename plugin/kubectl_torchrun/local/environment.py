@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from torchrun_api import contract
+from torchrun_api.contract import launch
 from torchrun_api.json import JsonObject
 
 HOST = "127.0.0.1"
@@ -63,24 +63,24 @@ def environment_of(
         name, value = str(variable["name"]), variable.get("value")
         if isinstance(value, str):
             of_pod[name] = expand(value, of_pod)
-        elif name in (contract.NODE_RANK.name, contract.PET_NODE_RANK.name):
+        elif name in (launch.NODE_RANK.name, launch.PET_NODE_RANK.name):
             of_pod[name] = str(index)
-    master = of_pod[contract.PET_MASTER_ADDR.name]
-    endpoint = of_pod[contract.PET_RDZV_ENDPOINT.name]
+    master = of_pod[launch.PET_MASTER_ADDR.name]
+    endpoint = of_pod[launch.PET_RDZV_ENDPOINT.name]
     return {
         **environment,
         **of_pod,
-        contract.PET_MASTER_ADDR.name: HOST,
-        contract.MASTER_ADDR.name: HOST,
-        contract.PET_RDZV_ENDPOINT.name: re.sub(f"^{re.escape(master)}:", f"{HOST}:", endpoint),
-        contract.WORKSPACE_SOURCE.name: str(places.directory),
-        contract.WORKSPACE_TARGET.name: str(places.directory),
-        contract.WORKING_DIR.name: _directory(of_pod, places.directory),
-        contract.START_FILE.name: str(places.annotations),
-        contract.TERMINATION_LOG.name: str(places.termination_log),
-        contract.PROGRESS_TOKEN_FILE.name: str(places.token),
-        contract.STATE_DIR.name: str(places.state),
-        contract.CHECKPOINT_DIR.name: str(places.checkpoints),
+        launch.PET_MASTER_ADDR.name: HOST,
+        launch.MASTER_ADDR.name: HOST,
+        launch.PET_RDZV_ENDPOINT.name: re.sub(f"^{re.escape(master)}:", f"{HOST}:", endpoint),
+        launch.WORKSPACE_SOURCE.name: str(places.directory),
+        launch.WORKSPACE_TARGET.name: str(places.directory),
+        launch.WORKING_DIR.name: _directory(of_pod, places.directory),
+        launch.START_FILE.name: str(places.annotations),
+        launch.TERMINATION_LOG.name: str(places.termination_log),
+        launch.PROGRESS_TOKEN_FILE.name: str(places.token),
+        launch.STATE_DIR.name: str(places.state),
+        launch.CHECKPOINT_DIR.name: str(places.checkpoints),
     }
 
 
@@ -103,8 +103,8 @@ def write_annotations(path: Path, annotations: Mapping[str, str]) -> None:
 
 def _directory(of_pod: Mapping[str, str], directory: Path) -> str:
     """Return the working directory: one below the workspace of the pods is below `directory`."""
-    wanted = of_pod.get(contract.WORKING_DIR.name, "")
-    workspace = contract.WORKSPACE_TARGET.default
+    wanted = of_pod.get(launch.WORKING_DIR.name, "")
+    workspace = launch.WORKSPACE_TARGET.default
     if wanted in ("", workspace):
         return str(directory)
     if wanted.startswith(f"{workspace}/"):

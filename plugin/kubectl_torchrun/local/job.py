@@ -17,11 +17,11 @@ from kubectl_torchrun.local.environment import HOST
 from kubectl_torchrun.upload import job_manifest, user_manifest
 from kubectl_torchrun.upload.job_manifest import Request
 from kubectl_torchrun.upload.unknown_fields import check_fields
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.meta import ObjectMeta
-from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
-from torchrun_api.shared import Distributed
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ObjectMeta
+from torchrun_api.kinds.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.kinds.shared import Distributed
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.validation import validate
 

@@ -10,7 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import (
+from torchrun_api.json import JsonObject, object_at
+from torchrun_api.kinds.core import (
     ContainerState,
     ContainerStatus,
     Job,
@@ -20,12 +21,11 @@ from torchrun_api.core import (
     StateRunning,
     StateTerminated,
 )
-from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject, object_at
-from torchrun_api.kinds import JOBS, PODS, SERVICES, TORCHRUN_JOBS
-from torchrun_api.meta import Condition
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Progress, TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import JOBS, PODS, SERVICES, TORCHRUN_JOBS
+from torchrun_api.kinds.status import Progress, TorchrunJobStatus
 from torchrun_controller.reconcile import Observed
 from torchrun_controller.reconcile.model.observed import (
     Installed,

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 
 from kubectl_torchrun.local.environment import HOST
-from torchrun_api.contract import PROGRESS_PATH
+from torchrun_api.contract.launch import PROGRESS_PATH
 from torchrun_controller.reconcile.model.observed import ProgressReport
 
 _MAX_BODY = 16 * 1024

@@ -17,7 +17,8 @@ from kubectl_torchrun.errors import RunProblem, UsageProblem
 from kubectl_torchrun.upload import user_manifest
 from kubectl_torchrun.upload.unknown_fields import check_fields
 from torchrun_api import names
-from torchrun_api.core import (
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import (
     ClaimStatus,
     ContainerState,
     ContainerStatus,
@@ -28,10 +29,9 @@ from torchrun_api.core import (
     Service,
     StateTerminated,
 )
-from torchrun_api.job import TorchrunJob
-from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SECRETS, SERVICES
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS, SECRETS, SERVICES
 from torchrun_controller.reconcile import Apply, Defaults, Observed, reconcile
 from torchrun_controller.reconcile.model.observed import (
     Installed,

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from kubectl_torchrun.home import home
-from torchrun_api import contract
-from torchrun_api.job import TorchrunJobSpec
+from torchrun_api.contract import launch
+from torchrun_api.kinds.job import TorchrunJobSpec
 
 # Files at the top of the directory that pip usually reads.
 _PIP_FILES = ("*requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg")
@@ -27,10 +27,10 @@ def variables(spec: TorchrunJobSpec, directory: Path) -> dict[str, str]:
     folder = _cache() / "environments" / _digest(str(directory.resolve()))
     key = _digest(recipe, python(), *_contents(spec, directory))
     return {
-        contract.ENV_STORE.name: str(folder / "store"),
-        contract.ENV_KEY.name: key,
-        contract.ENV_DIR.name: str(folder / "current"),
-        contract.SETUP.name: recipe,
+        launch.ENV_STORE.name: str(folder / "store"),
+        launch.ENV_KEY.name: key,
+        launch.ENV_DIR.name: str(folder / "current"),
+        launch.SETUP.name: recipe,
     }
 
 

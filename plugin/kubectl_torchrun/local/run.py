@@ -51,10 +51,11 @@ from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.upload import job_manifest
 from kubectl_torchrun.upload.command_warning import warn_of_command
 from kubectl_torchrun.upload.job_manifest import Request
-from torchrun_api import contract, names
-from torchrun_api.core import Pod
+from torchrun_api import names
+from torchrun_api.contract import launch
 from torchrun_api.json import object_at, objects_at
-from torchrun_api.status import Progress
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.status import Progress
 from torchrun_controller.reconcile import Apply, Defaults, Delete, Plan, StatusWrite, reconcile
 from torchrun_controller.reconcile.model.observed import ProgressReport
 from torchrun_controller.reconcile.pods.lifecycle import index_of
@@ -258,7 +259,7 @@ class _LocalRun:
         devices = devices_of(index, gpus)
         variables = objects_at(container, "env")
         environment = environment_of(variables, index, places, os.environ, devices)
-        return {**environment, **self._setup, contract.GANG_KEY.name: self._gang_key}
+        return {**environment, **self._setup, launch.GANG_KEY.name: self._gang_key}
 
     def _places(self, uid: str) -> NodePlaces:
         root = self._directory / FOLDER
@@ -294,9 +295,9 @@ class _LocalRun:
         environment = {
             **os.environ,
             **setup,
-            contract.TERMINATION_LOG.name: str(log),
-            contract.COMMAND.name: '"setup"',  # not read, but required
-            contract.WORKING_DIR.name: str(self._directory),
+            launch.TERMINATION_LOG.name: str(log),
+            launch.COMMAND.name: '"setup"',  # not read, but required
+            launch.WORKING_DIR.name: str(self._directory),
         }
         node = await LocalNode.start([*self._launcher(), "setup"], self._directory, environment)
         self._nodes["setup"] = node

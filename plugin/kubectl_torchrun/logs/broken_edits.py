@@ -7,7 +7,7 @@ from kubectl_torchrun.cluster.pods import is_training, rank_of
 from kubectl_torchrun.cluster.session import Cluster
 from kubectl_torchrun.cluster.slices import JobSlice
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 
 # The launcher prints this line at once and every 10 s while the pod waits for an edit.
 _LAUNCHER = b"torchrun-launch: "

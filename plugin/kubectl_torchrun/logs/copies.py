@@ -25,7 +25,7 @@ from kubectl_torchrun.logs.streams import View
 from kubectl_torchrun.terminal import Display
 from kubectl_torchrun.text import human
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 
 STATE = "/torchrun-state"
 _SPOOL_BYTES = 4 << 20

@@ -22,8 +22,8 @@ from kubectl_torchrun.logs.torchrun_report import RANK_MARK
 from kubectl_torchrun.terminal import has_colour
 from kubectl_torchrun.text import Styled, echo, log_text
 from torchrun_api import names
-from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import Pod
 
 TAIL = 20  # lines of the log of the rank that failed
 # Lines to read: after a failure, torchrun writes up to 40 more, and the launcher 360 in an hour

@@ -17,7 +17,7 @@ from kubectl_torchrun.cluster.slices import JOBS
 from kubectl_torchrun.errors import REPEATED_FAILURE, RUN_FAILED, SUCCEEDED
 from kubectl_torchrun.logs.streams import ALL, Cursor, NodeLines, View, Window
 from kubectl_torchrun.terminal import Display
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 from torchrun_api.names import TRAINER_CONTAINER, WORKER
 
 MOST_STREAMS = 64

@@ -11,7 +11,7 @@ from kubectl_torchrun.errors import DETACHED, SUCCEEDED, UsageProblem
 from kubectl_torchrun.logs.streams import Cursor, View, merged
 from kubectl_torchrun.terminal import Display
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 
 COMPONENTS = {
     names.SYNC_CONTAINER: names.SYNC,

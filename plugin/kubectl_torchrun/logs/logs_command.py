@@ -27,7 +27,7 @@ from kubectl_torchrun.logs.rotated import JoinedLog, LateStart, find_late
 from kubectl_torchrun.logs.streams import Cursor, LineFormat, NodeLines, View, merged
 from kubectl_torchrun.terminal import Display
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 
 
 class _NoCopies(UsageProblem):

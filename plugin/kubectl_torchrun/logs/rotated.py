@@ -16,7 +16,7 @@ from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.pods import rank_of, started_at
 from kubectl_torchrun.logs.copies import LogCopy
 from kubectl_torchrun.logs.streams import NodeLines, View
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 from torchrun_api.names import TRAINER_CONTAINER
 
 # The first line of a log that is complete may be later than the start of its container.

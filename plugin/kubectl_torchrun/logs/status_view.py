@@ -23,7 +23,7 @@ from kubectl_torchrun.logs.progress_line import progress_line
 from kubectl_torchrun.terminal import Display, has_colour, phase_style
 from kubectl_torchrun.text import escape, join, style
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 
 _TICK_SECONDS = 1.0
 _EDIT_SECONDS = 3.0

@@ -17,7 +17,7 @@ import msgspec
 from kubectl_torchrun.cluster.kubectl import ClusterNamespace
 from kubectl_torchrun.home import home
 from kubectl_torchrun.upload.tree import File, Tree, unreadable
-from torchrun_api.contents import Entry, Manifest, ManifestError, parse
+from torchrun_api.contract.contents import Entry, Manifest, ManifestError, parse
 
 # Nanoseconds. A younger file may change again within the resolution of its time stamp.
 _STABLE_AGE = 2 * 10**9

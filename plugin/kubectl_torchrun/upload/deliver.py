@@ -32,8 +32,9 @@ from kubectl_torchrun.upload.protocol import (
     Upload,
 )
 from kubectl_torchrun.upload.upload_token import token_sha256
-from torchrun_api import contents, names
-from torchrun_api.core import Pod
+from torchrun_api import names
+from torchrun_api.contract import contents
+from torchrun_api.kinds.core import Pod
 
 PATH = "/v1/upload"
 MANIFEST_PATH = "/v1/manifest"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload import user_manifest
+from torchrun_api.contract.variable import literal
 from torchrun_api.json import JsonObject, JsonValue
 from torchrun_api.names import (
     MAX_JOB_NAME,
@@ -14,7 +15,6 @@ from torchrun_api.names import (
     WORKSPACE_BASE,
     WORKSPACE_SHA256,
 )
-from torchrun_api.variable import literal
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 CONDITIONS = ("Succeeded", "Running", "Finished")

@@ -15,7 +15,7 @@ from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.text import human
 from kubectl_torchrun.upload.cache import Workspace
 from kubectl_torchrun.upload.tree import MOST_COPIES, TORCHRUNIGNORE, Tree, unreadable
-from torchrun_api.contents import Entry
+from torchrun_api.contract.contents import Entry
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip archive
 _BLOCK = 1 << 20

@@ -15,7 +15,7 @@ from kubectl_torchrun.upload.submission import (
     read_workspace,
 )
 from torchrun_api import names
-from torchrun_api.workspace import FETCHED_SOURCES
+from torchrun_api.kinds.workspace import FETCHED_SOURCES
 
 _FETCH_SECONDS = 600.0
 

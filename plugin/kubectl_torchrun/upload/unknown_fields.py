@@ -7,7 +7,7 @@ from msgspec import inspect
 
 from kubectl_torchrun.errors import UsageProblem
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.schema import RemovedField
+from torchrun_api.kinds.schema import RemovedField
 
 
 def check_fields(file: str, body: JsonObject, kind: type) -> None:

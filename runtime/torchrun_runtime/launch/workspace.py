@@ -1,6 +1,6 @@
 """The node's copy of the workspace: its manifest, and copies from the PVC that all workers share.
 
-A manifest has the text format of torchrun_api.contents.
+A manifest has the text format of torchrun_api.contract.contents.
 """
 
 from __future__ import annotations

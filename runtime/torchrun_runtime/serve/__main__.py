@@ -6,9 +6,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from torchrun_api.contract_reference import usage
-from torchrun_api.exit_codes import SERVE_FAILED
-from torchrun_api.variable import SERVE
+from torchrun_api.contract.exit_codes import SERVE_FAILED
+from torchrun_api.contract.variable import SERVE
+from torchrun_api.generate.contract_reference import usage
 from torchrun_runtime.serve.app import serving
 from torchrun_runtime.serve.settings import ServeSettings, from_environment
 from torchrun_runtime.serve.tokens import ApiServer, Keys, Verifier

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchrun_api import workspace_contract
-from torchrun_api.variable import Variable
+from torchrun_api.contract import sync
+from torchrun_api.contract.variable import Variable
 from torchrun_runtime.sync.errors import SyncError
 
 
@@ -16,30 +16,30 @@ class ServeSettings:
     namespace: str
     job: str
     api_server: str
-    directory: Path = Path(workspace_contract.SERVE_DIR.default)
+    directory: Path = Path(sync.SERVE_DIR.default)
     host: str = ""
-    port: int = int(workspace_contract.SERVE_PORT.default)
-    api_dir: Path = Path(workspace_contract.SERVE_API_DIR.default)
+    port: int = int(sync.SERVE_PORT.default)
+    api_dir: Path = Path(sync.SERVE_API_DIR.default)
 
 
 def from_environment(environment: Mapping[str, str]) -> ServeSettings:
     """Raises SyncError (InvalidSetting) with the variable and the accepted values."""
-    port = workspace_contract.SERVE_PORT.read(environment)
+    port = sync.SERVE_PORT.read(environment)
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise _invalid(workspace_contract.SERVE_PORT.name, port, "a port")
+        raise _invalid(sync.SERVE_PORT.name, port, "a port")
     host = environment.get("KUBERNETES_SERVICE_HOST", "")
     if not host:
         raise _invalid("KUBERNETES_SERVICE_HOST", host, "the address of the API server")
     address = f"[{host}]" if ":" in host else host
     api_port = environment.get("KUBERNETES_SERVICE_PORT", "443")
     return ServeSettings(
-        namespace=_required(environment, workspace_contract.SERVE_NAMESPACE, "a namespace"),
-        job=_required(environment, workspace_contract.SERVE_JOB, "the name of a job"),
+        namespace=_required(environment, sync.SERVE_NAMESPACE, "a namespace"),
+        job=_required(environment, sync.SERVE_JOB, "the name of a job"),
         api_server=f"https://{address}:{api_port}",
-        directory=Path(workspace_contract.SERVE_DIR.read(environment)),
-        host=workspace_contract.SERVE_HOST.read(environment),
+        directory=Path(sync.SERVE_DIR.read(environment)),
+        host=sync.SERVE_HOST.read(environment),
         port=int(port),
-        api_dir=Path(workspace_contract.SERVE_API_DIR.read(environment)),
+        api_dir=Path(sync.SERVE_API_DIR.read(environment)),
     )
 
 

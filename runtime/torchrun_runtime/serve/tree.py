@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torchrun_api.contents import Entry, parse
+from torchrun_api.contract.contents import Entry, parse
 from torchrun_runtime.sync.claim import Claim
 
 _BLOCK = 1 << 20

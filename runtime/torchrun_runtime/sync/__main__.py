@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from torchrun_api.contract_reference import usage
-from torchrun_api.exit_codes import STOPPED, SYNC_FAILED
-from torchrun_api.variable import SYNC
+from torchrun_api.contract.exit_codes import STOPPED, SYNC_FAILED
+from torchrun_api.contract.variable import SYNC
+from torchrun_api.generate.contract_reference import usage
 from torchrun_runtime.sync.claim import Claim, Marker, unavailable
 from torchrun_runtime.sync.errors import SyncError
 from torchrun_runtime.sync.report import log, terminate_with

@@ -13,7 +13,7 @@ import urllib.request
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from torchrun_api.workspace import (
+from torchrun_api.kinds.workspace import (
     GIT_URL,
     GIT_URL_FORMS,
     S3_ENDPOINT,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from torchrun_api.contents import Entry, Manifest
+from torchrun_api.contract.contents import Entry, Manifest
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.claim import Claim
 from torchrun_runtime.sync.errors import FULL, ArchiveError, workspace_full

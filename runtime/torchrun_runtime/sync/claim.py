@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from torchrun_api.contents import MARKER, Manifest, parse
+from torchrun_api.contract.contents import MARKER, Manifest, parse
 from torchrun_runtime.sync.errors import FULL, SyncError, workspace_full
 from torchrun_runtime.sync.report import log, now
 from torchrun_runtime.sync.tree import give

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchrun_api.contents import Manifest
+from torchrun_api.contract.contents import Manifest
 from torchrun_runtime.sync.address import (
     https_proxy,
     parse_git,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from torchrun_api.contents import Entry, Manifest, ManifestError, parse, unpack
+from torchrun_api.contract.contents import Entry, Manifest, ManifestError, parse, unpack
 from torchrun_runtime.sync.archives.zip import refuse_size
 from torchrun_runtime.sync.claim import write_durably
 from torchrun_runtime.sync.errors import FULL, LARGER_CLAIM, ArchiveError, UploadError

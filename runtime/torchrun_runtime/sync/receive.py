@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 
-from torchrun_api.contents import Manifest
+from torchrun_api.contract.contents import Manifest
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.assemble import Assembly, ranges
 from torchrun_runtime.sync.claim import Claim, Marker, unavailable

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchrun_api import contract, workspace_contract
-from torchrun_api.variable import Variable
-from torchrun_api.workspace import SYNCED_SOURCES
+from torchrun_api.contract import launch, sync
+from torchrun_api.contract.variable import Variable
+from torchrun_api.kinds.workspace import SYNCED_SOURCES
 from torchrun_runtime.sync.errors import SyncError
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -23,23 +23,23 @@ class ArchiveLimits:
     small text may have a high ratio.
     """
 
-    entries: int = int(workspace_contract.SYNC_MAX_ENTRIES.default)
-    bytes: int = int(workspace_contract.SYNC_MAX_BYTES.default)
-    path: int = int(workspace_contract.SYNC_MAX_PATH.default)
-    depth: int = int(workspace_contract.SYNC_MAX_DEPTH.default)
-    ratio: int = int(workspace_contract.SYNC_MAX_RATIO.default)
-    ratio_floor: int = int(workspace_contract.SYNC_MAX_RATIO_FLOOR.default)
+    entries: int = int(sync.SYNC_MAX_ENTRIES.default)
+    bytes: int = int(sync.SYNC_MAX_BYTES.default)
+    path: int = int(sync.SYNC_MAX_PATH.default)
+    depth: int = int(sync.SYNC_MAX_DEPTH.default)
+    ratio: int = int(sync.SYNC_MAX_RATIO.default)
+    ratio_floor: int = int(sync.SYNC_MAX_RATIO_FLOOR.default)
 
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """The validated environment of the pod. torchrun_api.workspace_contract documents it.
+    """The validated environment of the pod. torchrun_api.contract.sync documents it.
 
     Times in seconds. Without a value texts are "", secret_directory and base None. linger: how long
     a finished pod waits for a client to read the result.
     """
 
-    source: str = workspace_contract.SYNC_SOURCE.default
+    source: str = sync.SYNC_SOURCE.default
     url: str = ""
     ref: str = ""
     sub_path: str = ""
@@ -48,18 +48,18 @@ class SyncSettings:
     job: str = ""
     secret: str = ""
     secret_directory: Path | None = None
-    fetch_timeout: float = float(workspace_contract.SYNC_FETCH_TIMEOUT_SECONDS.default)
-    directory: Path = Path(workspace_contract.SYNC_DIR.default)
+    fetch_timeout: float = float(sync.SYNC_FETCH_TIMEOUT_SECONDS.default)
+    directory: Path = Path(sync.SYNC_DIR.default)
     host: str = ""
-    port: int = int(workspace_contract.SYNC_PORT.default)
+    port: int = int(sync.SYNC_PORT.default)
     sha256: str = ""
     token_sha256: str = ""
     after: int = 0
     last_revision: int = 0
     base: Path | None = None
     limits: ArchiveLimits = field(default_factory=ArchiveLimits)
-    termination_log: Path = Path(contract.TERMINATION_LOG.default)
-    read_timeout: float = float(workspace_contract.SYNC_READ_TIMEOUT_SECONDS.default)
+    termination_log: Path = Path(launch.TERMINATION_LOG.default)
+    read_timeout: float = float(sync.SYNC_READ_TIMEOUT_SECONDS.default)
     linger: float = 2.0
 
     @property
@@ -70,45 +70,45 @@ class SyncSettings:
 
 def from_environment(environment: Mapping[str, str]) -> SyncSettings:
     """Raises SyncError (InvalidSetting) with the variable, its value and the accepted values."""
-    source = workspace_contract.SYNC_SOURCE.read(environment)
+    source = sync.SYNC_SOURCE.read(environment)
     if source not in SYNCED_SOURCES:
         *others, last = SYNCED_SOURCES
-        raise _invalid(workspace_contract.SYNC_SOURCE, source, f"{', '.join(others)} or {last}")
+        raise _invalid(sync.SYNC_SOURCE, source, f"{', '.join(others)} or {last}")
     return SyncSettings(
         source=source,
-        url=workspace_contract.SYNC_URL.read(environment),
-        ref=workspace_contract.SYNC_REF.read(environment),
-        sub_path=workspace_contract.SYNC_SUB_PATH.read(environment),
-        commit=workspace_contract.SYNC_COMMIT.read(environment),
-        digest=workspace_contract.SYNC_SOURCE_DIGEST.read(environment),
-        job=workspace_contract.SYNC_JOB_UID.read(environment),
-        secret=workspace_contract.SYNC_SECRET.read(environment),
-        secret_directory=_path(environment, workspace_contract.SYNC_SECRET_DIR),
-        fetch_timeout=_number(environment, workspace_contract.SYNC_FETCH_TIMEOUT_SECONDS),
-        directory=Path(workspace_contract.SYNC_DIR.read(environment)),
-        host=workspace_contract.SYNC_HOST.read(environment),
-        port=_number(environment, workspace_contract.SYNC_PORT, lowest=0),
-        sha256=_digest(environment, workspace_contract.SYNC_SHA256),
-        token_sha256=_digest(environment, workspace_contract.SYNC_UPLOAD_TOKEN_SHA256),
-        after=_number(environment, workspace_contract.SYNC_AFTER, lowest=0),
-        last_revision=_number(environment, workspace_contract.SYNC_LAST_REVISION, lowest=0),
-        base=_path(environment, workspace_contract.SYNC_BASE),
+        url=sync.SYNC_URL.read(environment),
+        ref=sync.SYNC_REF.read(environment),
+        sub_path=sync.SYNC_SUB_PATH.read(environment),
+        commit=sync.SYNC_COMMIT.read(environment),
+        digest=sync.SYNC_SOURCE_DIGEST.read(environment),
+        job=sync.SYNC_JOB_UID.read(environment),
+        secret=sync.SYNC_SECRET.read(environment),
+        secret_directory=_path(environment, sync.SYNC_SECRET_DIR),
+        fetch_timeout=_number(environment, sync.SYNC_FETCH_TIMEOUT_SECONDS),
+        directory=Path(sync.SYNC_DIR.read(environment)),
+        host=sync.SYNC_HOST.read(environment),
+        port=_number(environment, sync.SYNC_PORT, lowest=0),
+        sha256=_digest(environment, sync.SYNC_SHA256),
+        token_sha256=_digest(environment, sync.SYNC_UPLOAD_TOKEN_SHA256),
+        after=_number(environment, sync.SYNC_AFTER, lowest=0),
+        last_revision=_number(environment, sync.SYNC_LAST_REVISION, lowest=0),
+        base=_path(environment, sync.SYNC_BASE),
         limits=ArchiveLimits(
-            entries=_number(environment, workspace_contract.SYNC_MAX_ENTRIES),
-            bytes=_number(environment, workspace_contract.SYNC_MAX_BYTES),
-            path=_number(environment, workspace_contract.SYNC_MAX_PATH),
-            depth=_number(environment, workspace_contract.SYNC_MAX_DEPTH),
-            ratio=_number(environment, workspace_contract.SYNC_MAX_RATIO),
-            ratio_floor=_number(environment, workspace_contract.SYNC_MAX_RATIO_FLOOR, lowest=0),
+            entries=_number(environment, sync.SYNC_MAX_ENTRIES),
+            bytes=_number(environment, sync.SYNC_MAX_BYTES),
+            path=_number(environment, sync.SYNC_MAX_PATH),
+            depth=_number(environment, sync.SYNC_MAX_DEPTH),
+            ratio=_number(environment, sync.SYNC_MAX_RATIO),
+            ratio_floor=_number(environment, sync.SYNC_MAX_RATIO_FLOOR, lowest=0),
         ),
         termination_log=termination_log(environment),
-        read_timeout=_number(environment, workspace_contract.SYNC_READ_TIMEOUT_SECONDS),
+        read_timeout=_number(environment, sync.SYNC_READ_TIMEOUT_SECONDS),
     )
 
 
 def termination_log(environment: Mapping[str, str]) -> Path:
     """File of the termination message, which the kubelet creates."""
-    return Path(contract.TERMINATION_LOG.read(environment))
+    return Path(launch.TERMINATION_LOG.read(environment))
 
 
 def _path(environment: Mapping[str, str], variable: Variable[str]) -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from torchrun_api.contents import Entry, Manifest
+from torchrun_api.contract.contents import Entry, Manifest
 from torchrun_runtime.sync import paths
 from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.paths import PlannedPath

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.contract import ATTEMPT, COMMAND, NODE_RANK, TERMINATION_LOG
-from torchrun_api.contract_reference import VARIABLES, launcher_module, main, page, usage
-from torchrun_api.variable import env_vars
+from torchrun_api.contract.launch import ATTEMPT, COMMAND, NODE_RANK, TERMINATION_LOG
+from torchrun_api.contract.variable import env_vars
+from torchrun_api.generate.contract_reference import VARIABLES, launcher_module, main, page, usage
 
 ROOT = Path(__file__).parents[3]
 RUNTIME = ROOT / "runtime/torchrun_runtime"

@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from torchrun_api.crd import (
+from torchrun_api.generate.crd import (
     DEFINITIONS,
     Definition,
     custom_resource_definition,
     generated_files,
     main,
 )
+from torchrun_api.generate.reference import _tables
+from torchrun_api.generate.structural import NOT_SUPPORTED, structural
 from torchrun_api.json import JsonObject
-from torchrun_api.reference import _tables
-from torchrun_api.reliability import FailureRule, QueuePolicy
-from torchrun_api.schema import RemovedField
-from torchrun_api.structural import NOT_SUPPORTED, structural
+from torchrun_api.kinds.reliability import FailureRule, QueuePolicy
+from torchrun_api.kinds.schema import RemovedField
 
 ROOT = Path(__file__).parents[3]
 CLIENT_SIDE_APPLY_LIMIT = 262_144
@@ -48,7 +48,9 @@ COMMITTED = generated_files(ROOT / "manifests/crd", ROOT / "docs/api-reference.m
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
 def test_the_committed_file_is_the_generated_one(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == COMMITTED[path], "run: python -m torchrun_api.crd"
+    assert path.read_text(encoding="utf-8") == COMMITTED[path], (
+        "run: python -m torchrun_api.generate.crd"
+    )
 
 
 @definitions

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from torchrun_api import exit_codes
-from torchrun_api.exit_code_reference import page
+from torchrun_api.contract import exit_codes
+from torchrun_api.generate.exit_code_reference import page
 
 PAGE = Path(__file__).parents[3] / "docs/exit-codes.md"
 

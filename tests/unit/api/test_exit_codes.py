@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from kubectl_torchrun.__main__ import cli
-from torchrun_api import exit_codes, names
-from torchrun_api.core import ContainerState, ContainerStatus, Pod, PodStatus, StateTerminated
-from torchrun_api.exit_codes import LAUNCHER, PLUGIN, SETUP, ExitStatus
+from torchrun_api import names
+from torchrun_api.contract import exit_codes
+from torchrun_api.contract.exit_codes import LAUNCHER, PLUGIN, SETUP, ExitStatus
+from torchrun_api.kinds.core import ContainerState, ContainerStatus, Pod, PodStatus, StateTerminated
 from torchrun_controller.reconcile.gang.failures import find_root_cause
 from torchrun_controller.reconcile.gang.restarts import (
     Counts,

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from torchrun_api import names
-from torchrun_api.meta import ChildAnnotations, ChildLabels
-from torchrun_api.metadata_keys import (
+from torchrun_api.generate.metadata_keys import (
     CONTROLLER,
     LAUNCHER,
     METADATA_KEYS,
@@ -17,6 +16,7 @@ from torchrun_api.metadata_keys import (
     SDK,
     page,
 )
+from torchrun_api.kinds.meta import ChildAnnotations, ChildLabels
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/labels.md"

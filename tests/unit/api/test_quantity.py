@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_api.quantity import QuantityError, amount_of, format_bytes, format_cpu, parse
+from torchrun_api.kinds.quantity import QuantityError, amount_of, format_bytes, format_cpu, parse
 
 LARGEST = 2**63 - 1
 SUFFIXES = {

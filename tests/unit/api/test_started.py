@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchrun_api.job import TorchrunJob, has_started
+from torchrun_api.kinds.job import TorchrunJob, has_started
 
 POLICY = Path(__file__).parents[3] / "manifests/crd/torchrunjob-command-policy.yaml"
 

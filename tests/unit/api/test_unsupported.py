@@ -2,10 +2,10 @@
 
 import pytest
 
-from torchrun_api.job import Elastic, TorchrunJobSpec
-from torchrun_api.queue import TorchrunQueueSpec
-from torchrun_api.shared import Distributed
-from torchrun_api.unsupported import not_yet_supported
+from torchrun_api.kinds.job import Elastic, TorchrunJobSpec
+from torchrun_api.kinds.queue import TorchrunQueueSpec
+from torchrun_api.kinds.shared import Distributed
+from torchrun_api.kinds.unsupported import not_yet_supported
 
 
 def test_a_supported_spec_has_no_message() -> None:

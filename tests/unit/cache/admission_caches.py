@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from torchrun_api.core import Job, Node, Pod
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.core import Job, Node, Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_controller.cache.admission_view import (
     ADMISSION,
     COALESCE,

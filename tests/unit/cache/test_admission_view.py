@@ -5,9 +5,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.admission import QueueAdmission
-from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.admission import QueueAdmission
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
 from torchrun_controller.watch import Synced
 from unit.cache.admission_caches import (
     ADMITTED_STATUS,

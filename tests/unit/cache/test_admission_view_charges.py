@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import JobStatus, NodeSpec, Taint
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.core import JobStatus, NodeSpec, Taint
+from torchrun_api.kinds.meta import Condition
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.pods.nodes import OUT_OF_SERVICE
 from unit.cache.admission_caches import (

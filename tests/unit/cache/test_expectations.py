@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_api.kinds import JOBS, PODS, SERVICES, Kind
+from torchrun_api.kinds.resources import JOBS, PODS, SERVICES, Kind
 from torchrun_controller.cache.expectations import EXPECTATION_TIMEOUT, Expectations
 from torchrun_controller.client.apply import WriteResult
 from torchrun_controller.watch import CLIENT_GO

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from scripted_server import ScriptedServer, connection, json_response, serving, streamed
-from torchrun_api.core import Job, SchedulingGroup
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.core import Job, SchedulingGroup
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.cache.group_view import GroupView, select_kinds
 from torchrun_controller.cache.informer import Unobserved
 from torchrun_controller.cache.store import Change

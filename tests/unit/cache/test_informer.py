@@ -11,8 +11,8 @@ from frames import bookmark, error, frame, page, pod
 from garbled import GARBLED
 from informing import PATIENCE, Play, added, breaks, gives, informing, refuses, running, sends
 from scripted_server import connection, serving, streamed
-from torchrun_api.core import Pod
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Disconnected, Transport

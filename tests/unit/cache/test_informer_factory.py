@@ -8,11 +8,11 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from torchrun_api import names
-from torchrun_api.core import Job, Pod, PodStatus
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import EVENTS, PODS
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Progress
+from torchrun_api.kinds.core import Job, Pod, PodStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import EVENTS, PODS
+from torchrun_api.kinds.status import Progress
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.progress_reports import ReportingWorker
 from torchrun_controller.cache.store import Change

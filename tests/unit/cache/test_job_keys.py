@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from torchrun_api.core import CoreEvent, Pod
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.core import CoreEvent, Pod
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.cache.job_keys import RULES, affected_dependents, finished_parents
 from torchrun_controller.cache.observe import Caches, empty_caches
 from torchrun_controller.cache.store import Change

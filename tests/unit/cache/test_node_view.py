@@ -13,8 +13,8 @@ from aiohttp import web
 from frames import page
 from informing import PATIENCE, Play, Step, gives, refuses, running
 from scripted_server import connection, serving
-from torchrun_api.core import Node, Pod
-from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds.core import Node, Pod
+from torchrun_api.kinds.job import TorchrunJob
 from torchrun_controller.cache import node_view
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.node_view import NodeView

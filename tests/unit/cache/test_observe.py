@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
-from torchrun_api.job import TorchrunJob
-from torchrun_api.meta import Condition
-from torchrun_api.status import Attempt, Progress, UnfencedWorker
+from torchrun_api.kinds.core import CoreEvent, Job, Node, PersistentVolumeClaim, Pod, Service
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.status import Attempt, Progress, UnfencedWorker
 from torchrun_controller.cache.observe import (
     NODE_INDEX,
     Caches,

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from queue_world import a_job, kai_queue, make_trq
-from torchrun_api.kinds import KAI_QUEUES
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import KAI_QUEUES
 from torchrun_controller.cache.informer_factory import InformerFactory
 from torchrun_controller.cache.queue_view import QueueView
 from torchrun_controller.clock import Clock

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from frames import pod
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 from torchrun_controller.cache.store import Change, Store
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from torchrun_api import names
-from torchrun_api.core import Pod, PodSpec, PodStatus
-from torchrun_api.meta import ChildLabels, ChildMeta
+from torchrun_api.kinds.core import Pod, PodSpec, PodStatus
+from torchrun_api.kinds.meta import ChildLabels, ChildMeta
 from torchrun_controller.cache.store import Change
 from torchrun_controller.cache.vanished_workers import KEPT, VanishedWorkers
 

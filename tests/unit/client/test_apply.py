@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from garbled import GARBLED
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, SECRETS, SERVICES
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.resources import JOBS, SECRETS, SERVICES
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.client import ApiError, Disconnected
 from torchrun_controller.client.apply import (
     ABSENT,

@@ -3,7 +3,7 @@
 import pytest
 
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.client import ApiError, Disconnected
 from torchrun_controller.client.apply import Applier
 from torchrun_controller.client.write_errors import SupersededError, UnavailableError

@@ -10,7 +10,7 @@ from aiohttp import web
 from garbled import GARBLED
 from scripted_server import ScriptedServer, connection, json_response, serving
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.kinds import PODS, Kind
+from torchrun_api.kinds.resources import PODS, Kind
 from torchrun_api.names import OWN_CATEGORY
 from torchrun_controller.client import ConfigError, Response, Transport
 from torchrun_controller.client.discovery import Discovery

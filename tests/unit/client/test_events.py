@@ -8,8 +8,8 @@ import anyio
 import pytest
 import structlog
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.meta import ObjectMeta
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ObjectMeta
 from torchrun_controller.client import ApiError, Disconnected, Response, events
 from torchrun_controller.client.events import EventRecorder
 from torchrun_controller.reconcile.model.plan import Event

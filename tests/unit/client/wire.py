@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping
 
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS, SERVICES
-from torchrun_api.meta import ObjectMeta
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ObjectMeta
+from torchrun_api.kinds.resources import PODS, SERVICES
 from torchrun_controller.client import ApiError, Response, StatusCause
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS
 from torchrun_cluster import addons, components, state
 from torchrun_cluster.errors import ClusterError
 from torchrun_cluster.state import Size, Spec, State

@@ -7,11 +7,11 @@ from typing import Any
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.admission import Admission
-from torchrun_api.job import TorchrunJob, TorchrunJobSpec
-from torchrun_api.kinds import Kind, UserObject, kind_of
-from torchrun_api.meta import ObjectMeta
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.admission import Admission
+from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds.meta import ObjectMeta
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import Kind, UserObject, kind_of
 from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import Status, WriteResult

@@ -7,11 +7,11 @@ from typing import Any
 import anyio
 from prometheus_client import CollectorRegistry
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import JOBS, SERVICES, TORCHRUN_JOBS, Kind, UserObject
-from torchrun_api.meta import ObjectMeta
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Phase, TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ObjectMeta
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import JOBS, SERVICES, TORCHRUN_JOBS, Kind, UserObject
+from torchrun_api.kinds.status import Phase, TorchrunJobStatus
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client.apply import Status, WriteResult
 from torchrun_controller.client.reads import LiveObject

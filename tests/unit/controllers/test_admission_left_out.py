@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import UserObject
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import UserObject
 from torchrun_controller.cache.admission_view import ObservedAdmission
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import Status, WriteResult

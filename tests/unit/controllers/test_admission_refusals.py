@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.admission import Admission
+from torchrun_api.kinds.admission import Admission
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import UnavailableError
 from torchrun_controller.controllers.admission import BEHIND_RETRY, SETTLE_SECONDS

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 from torchrun_controller.client.write_errors import UnavailableError
 from torchrun_controller.controllers.controller import Done, Postponed
 from torchrun_controller.controllers.job import PODS_PER_SECOND, THROTTLED_PODS

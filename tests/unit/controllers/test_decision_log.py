@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import structlog
 
-from torchrun_api.kinds import JOBS, SERVICES
+from torchrun_api.kinds.resources import JOBS, SERVICES
+from torchrun_api.kinds.status import Attempt, Progress, TorchrunJobStatus, WorkersStatus
 from torchrun_api.names import ATTEMPT_LABEL
-from torchrun_api.status import Attempt, Progress, TorchrunJobStatus, WorkersStatus
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.controllers import decision_log
 from torchrun_controller.reconcile.model.plan import Apply, Delete, Plan, StatusWrite

@@ -5,10 +5,10 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import PODS
-from torchrun_api.meta import ObjectMeta
-from torchrun_api.status import Phase, TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ObjectMeta
+from torchrun_api.kinds.resources import PODS
+from torchrun_api.kinds.status import Phase, TorchrunJobStatus
 from torchrun_controller.cache.expectations import EXPECTATION_TIMEOUT
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.write_errors import NameConflictError, RejectedError

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.client.reads import LiveObject
 from torchrun_controller.client.write_errors import SupersededError
 from torchrun_controller.controllers import live_reads

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from queue_world import make_trq
-from torchrun_api.kinds import JOBS, KAI_QUEUES, SERVICES, TORCHRUN_QUEUES
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.resources import JOBS, KAI_QUEUES, SERVICES, TORCHRUN_QUEUES
 from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.client import ApiError
 from torchrun_controller.client.apply import WriteResult

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from shell_world import ShellWorld
-from torchrun_api.core import Job
-from torchrun_api.kinds import JOBS, NETWORK_POLICIES, PODS, SERVICES, TORCHRUN_JOBS
-from torchrun_api.meta import ChildMeta
+from torchrun_api.kinds.core import Job
+from torchrun_api.kinds.meta import ChildMeta
+from torchrun_api.kinds.resources import JOBS, NETWORK_POLICIES, PODS, SERVICES, TORCHRUN_JOBS
 from torchrun_controller.client.write_errors import UnavailableError
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY, RequeueAfter
 from torchrun_controller.controllers.job import MAX_PLANS

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from shell_world import ShellWorld
-from torchrun_api.kinds import JOBS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import JOBS, TORCHRUN_JOBS
 from torchrun_controller.controllers.refusals import STATUS_RETRY
 from unit.controllers.test_refusals import attempts, events, refuse
 from world import make_job, make_queue

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pages import ROOT, blocks
-from torchrun_api.status import PHASES, TERMINAL
+from torchrun_api.kinds.status import PHASES, TERMINAL
 
 PAGE = ROOT / "docs" / "backup.md"
 LUA = "resource.customizations.health.torchrun.ai_TorchrunJob"

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from pages import ROOT, blocks
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import JOBS
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import JOBS
 from unit.docs.test_manifests import objects
 from world import World, make_job
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pages import ROOT
-from torchrun_api.status import PHASES
+from torchrun_api.kinds.status import PHASES
 from torchrun_controller.reconcile.gang.failures import DISRUPTIONS, POD_VERDICTS
 
 PAGE = ROOT / "docs" / "troubleshooting.md"

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import yaml
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_runtime.launch.command import decide
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from torchrun_api.meta import ObjectMeta
+from torchrun_api.kinds.meta import ObjectMeta
 from torchrun_controller.leader.election import (
     Durations,
     Election,

@@ -9,7 +9,7 @@ import anyio
 import pytest
 import structlog
 
-from torchrun_api.exit_codes import CRASHED, LOST_LEASE
+from torchrun_api.contract.exit_codes import CRASHED, LOST_LEASE
 from torchrun_controller.client import ConfigError
 from torchrun_controller.leader import Durations, Leader, LeaderThread, NotLeader
 from unit.leader.electing import refuse

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
 from metrics_world import NOW, ago, job
-from torchrun_api.core import (
+from torchrun_api.kinds.core import (
     ContainerState,
     ContainerStatus,
     Job,
@@ -13,10 +13,10 @@ from torchrun_api.core import (
     PodStatus,
     StateTerminated,
 )
-from torchrun_api.job import TorchrunJob, TorchrunJobSpec, Volumes
-from torchrun_api.meta import ChildMeta, Condition
-from torchrun_api.status import Attempt, Phase
-from torchrun_api.workspace import WorkspaceVolume
+from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec, Volumes
+from torchrun_api.kinds.meta import ChildMeta, Condition
+from torchrun_api.kinds.status import Attempt, Phase
+from torchrun_api.kinds.workspace import WorkspaceVolume
 from torchrun_controller.metrics.changes import phase_since, record_status
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import Observed, ObservedGang, ObservedWorkspace

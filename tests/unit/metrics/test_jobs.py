@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from metrics_world import World, job, node, queue
-from torchrun_api.admission import Quota
-from torchrun_api.meta import Condition
-from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
-from torchrun_api.status import Phase
+from torchrun_api.kinds.admission import Quota
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.queue import TorchrunQueueSpec, TorchrunQueueStatus
+from torchrun_api.kinds.status import Phase
 from torchrun_controller.metrics.jobs import MAX_WAITS
 from torchrun_controller.metrics.labels import MAX_QUEUES, MAX_REASONS
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState

@@ -2,8 +2,8 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from metrics_world import job
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import Progress
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import Progress
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.per_job import PerJobMetrics
 

@@ -8,11 +8,11 @@ from typing import get_args
 from msgspec.structs import replace
 
 from metrics_world import World, job, node, queue
-from torchrun_api.admission import Quota
-from torchrun_api.job import TorchrunJob
-from torchrun_api.meta import Condition
-from torchrun_api.queue import TorchrunQueueSpec, TorchrunQueueStatus
-from torchrun_api.status import UNFINISHED, Attempt, Phase, Progress, WorkersStatus
+from torchrun_api.kinds.admission import Quota
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.queue import TorchrunQueueSpec, TorchrunQueueStatus
+from torchrun_api.kinds.status import UNFINISHED, Attempt, Phase, Progress, WorkersStatus
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import record_status
 from torchrun_controller.metrics.jobs import MAX_WAITS

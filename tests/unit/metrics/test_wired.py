@@ -1,8 +1,8 @@
 from msgspec.structs import replace
 
 from metrics_world import job
-from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_JOBS
-from torchrun_api.status import Progress
+from torchrun_api.kinds.resources import KAI_QUEUES, TORCHRUN_JOBS
+from torchrun_api.kinds.status import Progress
 from torchrun_controller.client import Transport
 from torchrun_controller.clock import SYSTEM
 from torchrun_controller.leader import NoElection

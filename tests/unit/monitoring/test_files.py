@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from torchrun_api.status import PHASES
+from torchrun_api.kinds.status import PHASES
 from torchrun_controller.metrics import reference
 from torchrun_controller.metrics.labels import CHOSEN_BY_USERS
 from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from torchrun_api import contents
+from torchrun_api.contract import contents
 from torchrun_api.json import JsonObject, object_at
 from web_server import listening
 

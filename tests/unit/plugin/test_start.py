@@ -10,7 +10,7 @@ from .laptop import Laptop
 pytestmark = pytest.mark.long  # processes
 
 # rich draws on terminals, yaml is for -o yaml; the types of the controller are not for the plugin.
-HEAVY = ("httpx", "rich", "pygments", "yaml", "torchrun_api.job", "torchrun_api.queue")
+HEAVY = ("httpx", "rich", "pygments", "yaml", "torchrun_api.kinds.job", "torchrun_api.kinds.queue")
 SCRIPT = f"""
 import sys
 from kubectl_torchrun.__main__ import cli

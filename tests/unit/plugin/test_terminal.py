@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kubectl_torchrun.terminal import Display, phase_style
 from kubectl_torchrun.upload.pack import human
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 
 
 class Screen(io.StringIO):

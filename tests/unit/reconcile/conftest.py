@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.decisions import Decision

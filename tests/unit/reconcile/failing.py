@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.meta import Condition
 from world import World, make_job, make_queue
 
 

@@ -12,9 +12,9 @@ from enum import Enum
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import ChildAnnotations, Condition
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.meta import ChildAnnotations, Condition
+from torchrun_api.kinds.resources import JOBS, PODS
 from torchrun_controller.reconcile.pods.lifecycle import alive, follows_leader
 from torchrun_runtime.launch.podinfo import workers_in
 from world import World

@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from torchrun_api.core import Pod
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import OwnerReference
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.meta import OwnerReference
+from torchrun_api.kinds.resources import JOBS, PODS
 from world import World
 
 # A possible one: the names of orphaned pods count.

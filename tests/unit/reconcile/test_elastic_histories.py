@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition
 
 from profiles import examples
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.meta import Condition
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from unit.reconcile.test_invariants import Histories, happens
 from world import World, make_job, make_queue

@@ -7,7 +7,7 @@ from hypothesis.stateful import initialize, invariant, precondition
 
 from profiles import examples
 from torchrun_api import names
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import alive, delete_job
 from unit.reconcile.test_invariants import Histories, happens

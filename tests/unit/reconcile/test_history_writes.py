@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from shell_world import GOLDEN, ShellWorld, Shortener, as_documents, compare
 from torchrun_api import names
-from torchrun_api.kinds import JOBS, SERVICES
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import JOBS, SERVICES
 from torchrun_controller.controllers.controller import FORBIDDEN_RETRY
 from torchrun_controller.controllers.refusals import REJECTED_RETRY
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from profiles import examples
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.status import TERMINAL, Attempt
+from torchrun_api.kinds.resources import JOBS, PODS
+from torchrun_api.kinds.status import TERMINAL, Attempt
 from torchrun_controller.reconcile.gang import gang
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
 from torchrun_controller.reconcile.pods import head_and_workers

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, SECRETS, SERVICES
-from torchrun_api.meta import Condition
-from torchrun_api.shared import Distributed
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, SECRETS, SERVICES
+from torchrun_api.kinds.shared import Distributed
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.model.observed import RefusedWrites, Rejection
 from world import START, ZIP, World, make_job, make_queue

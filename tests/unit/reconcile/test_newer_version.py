@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from queue_world import QueueWorld, make_trq
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_controller.reconcile import Plan, StatusWrite
 from torchrun_controller.reconcile.queue import QueuePlan
 from torchrun_controller.watch.codec import Codec

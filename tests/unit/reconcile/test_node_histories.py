@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from profiles import examples
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 from unit.reconcile.machines import Machines, State
 from world import ZIP, World, make_job, make_queue
 

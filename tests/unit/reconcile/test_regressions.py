@@ -7,8 +7,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.model.phases import ROWS
 from torchrun_controller.reconcile.model.plan import StatusWrite

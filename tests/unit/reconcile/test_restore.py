@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import TorchrunJobStatus
 from world import ZIP, World, make_job, make_queue
 
 

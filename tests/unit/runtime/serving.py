@@ -11,7 +11,7 @@ from pathlib import Path
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from torchrun_api.contents import Entry, Manifest
+from torchrun_api.contract.contents import Entry, Manifest
 from torchrun_runtime.serve.app import serving
 from torchrun_runtime.serve.tokens import Keys, Verifier
 from torchrun_runtime.serve.tree import ServedTree

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.contents import Entry, Manifest, pack
-from torchrun_api.quantity import parse
+from torchrun_api.contract.contents import Entry, Manifest, pack
+from torchrun_api.kinds.quantity import parse
 from torchrun_controller.reconcile.objects import sync_pod
 from torchrun_controller.reconcile.objects.sync_pod import SERVE_MEMORY
 from torchrun_runtime.sync.claim import Claim

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_sdk import errors
 from torchrun_sdk.call_state import CallLimits, CallState, Wait
 from torchrun_sdk.manifest import TERMINAL_PHASES

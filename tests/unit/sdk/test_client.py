@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_api.job import TorchrunJob, TorchrunJobSpec
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_sdk import cli, manifest
 from torchrun_sdk.compute import seconds
 from torchrun_sdk.distributed import hosts

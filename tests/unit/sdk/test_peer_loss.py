@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchrun_api.peer_loss import PEER_LOSS
+from torchrun_api.contract.peer_loss import PEER_LOSS
 from torchrun_controller.reconcile.gang.failures import PEER_WAIT
 from torchrun_sdk import errors, peer_loss
 from torchrun_sdk.call_state import CallState, Wait

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import malformed
 from frames import bookmark, error, frame, page, pod
-from torchrun_api.core import Pod
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_controller.cache.observe import by_parent, by_queue, by_unfenced_node
 from torchrun_controller.cache.store import Store
 from torchrun_controller.watch.codec import (

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from frames import bookmark, error, frame, page, pod
 from profiles import examples
-from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.watch import (
     Bookmarked,

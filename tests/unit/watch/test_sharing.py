@@ -7,9 +7,9 @@ import tracemalloc
 import pytest
 
 from frames import frame, pod
-from torchrun_api.core import Pod
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.job import TorchrunJob
 from torchrun_controller.watch.codec import Codec
 from torchrun_controller.watch.events import Upserted
 from torchrun_controller.watch.sharing import frees_interned_strings

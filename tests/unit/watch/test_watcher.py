@@ -3,7 +3,7 @@
 import pytest
 
 from frames import bookmark, error, frame, page, pod
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.watch import (
     Bookmarked,
     Deleted,

@@ -1,8 +1,8 @@
 """Watchers in the states from which tests start."""
 
 from frames import page, pod
-from torchrun_api.core import Pod
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.watch import (
     Event,
     FetchPage,

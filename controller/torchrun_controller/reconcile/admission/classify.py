@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct
 
 from torchrun_api import names
-from torchrun_api.admission import Admission
-from torchrun_api.core import Job, Pod, PodRequests
-from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.json import JsonObject
-from torchrun_api.queue import NodeResources, TorchrunQueue
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.admission import Admission
+from torchrun_api.kinds.core import Job, Pod, PodRequests
+from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds.queue import NodeResources, TorchrunQueue
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.pods import head_and_workers
 from torchrun_controller.reconcile.pods.lifecycle import (

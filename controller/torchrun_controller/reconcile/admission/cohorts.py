@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds.job import TorchrunJob
 from torchrun_controller.reconcile.admission.model import ClusterState, Queue
 
 # The namespace, "" if several share the cohort; the cohort; the queue, if it has no cohort.

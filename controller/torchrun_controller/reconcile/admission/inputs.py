@@ -7,12 +7,12 @@ from math import floor
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api import core
-from torchrun_api.admission import Quota
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import QuantityError, parse
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds import core
+from torchrun_api.kinds.admission import Quota
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.quantity import QuantityError, parse
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_controller.reconcile.admission import nodes as node_rules
 from torchrun_controller.reconcile.admission.classify import Classification
 from torchrun_controller.reconcile.admission.model import (

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from fractions import Fraction
 from math import inf
 
-from torchrun_api.quantity import format_bytes, format_cpu
+from torchrun_api.kinds.quantity import format_bytes, format_cpu
 from torchrun_controller.reconcile.admission.model import (
     PendingReason,
     PendingStatus,

@@ -9,9 +9,9 @@ from fractions import Fraction
 from math import ceil, floor
 from types import MappingProxyType
 
-from torchrun_api import core
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import QuantityError, parse
+from torchrun_api.kinds import core
+from torchrun_api.kinds.quantity import QuantityError, parse
 from torchrun_controller.reconcile.admission.model import NodeCapacity
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 

@@ -7,8 +7,8 @@ pods with a node, each with what its spec requests. The scheduler has found room
 
 from collections.abc import Iterable
 
-from torchrun_api.core import Job, Pod
-from torchrun_api.meta import ChildMeta
+from torchrun_api.kinds.core import Job, Pod
+from torchrun_api.kinds.meta import ChildMeta
 from torchrun_controller.reconcile.admission.classify import LONG_AGO, running_gang, runs
 from torchrun_controller.reconcile.admission.model import Workload
 from torchrun_controller.reconcile.spec.requests import amounts_of_pod

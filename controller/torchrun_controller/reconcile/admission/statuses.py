@@ -14,12 +14,12 @@ from fractions import Fraction
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api.admission import Admission, QueueAdmission
-from torchrun_api.job import TorchrunJob
-from torchrun_api.meta import Condition
-from torchrun_api.quantity import format_bytes, format_cpu
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.admission import Admission, QueueAdmission
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.quantity import format_bytes, format_cpu
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.admission.classify import Classification
 from torchrun_controller.reconcile.admission.model import (
     Amounts,

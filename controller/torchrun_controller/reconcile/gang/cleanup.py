@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from torchrun_api import names
-from torchrun_api.core import Job, Pod
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import PODS
-from torchrun_api.meta import OwnerReference, find_controller
-from torchrun_api.status import UnfencedWorker
+from torchrun_api.kinds.core import Job, Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import OwnerReference, find_controller
+from torchrun_api.kinds.resources import PODS
+from torchrun_api.kinds.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.fence import has_unrecorded
 from torchrun_controller.reconcile.gang.gang import (
     RESIZES,

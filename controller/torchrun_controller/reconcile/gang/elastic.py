@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from torchrun_api.core import Node, Pod
-from torchrun_api.job import Elastic, TorchrunJob
-from torchrun_api.meta import ConditionStatus
-from torchrun_api.status import Attempt
+from torchrun_api.kinds.core import Node, Pod
+from torchrun_api.kinds.job import Elastic, TorchrunJob
+from torchrun_api.kinds.meta import ConditionStatus
+from torchrun_api.kinds.status import Attempt
 from torchrun_controller.reconcile.gang.gang import BY_THE_USER, SHRINKING, has_new_spec
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence

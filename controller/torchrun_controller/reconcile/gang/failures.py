@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.core import Job, Pod, StateTerminated
-from torchrun_api.meta import Condition
+from torchrun_api.contract.peer_loss import PEER_LOSS
+from torchrun_api.kinds.core import Job, Pod, StateTerminated
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.status import Attempt, LastFailure, WorkersStatus
 from torchrun_api.names import MOST_GANGS
-from torchrun_api.peer_loss import PEER_LOSS
-from torchrun_api.status import Attempt, LastFailure, WorkersStatus
 from torchrun_controller.reconcile.model.observed import (
     Number,
     ObservedGang,

@@ -28,9 +28,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Node, Pod
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import UnfencedWorker
+from torchrun_api.kinds.core import Node, Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.failures import UNPROVEN, read_failure
 from torchrun_controller.reconcile.model.observed import ObservedCluster, ObservedGang
 from torchrun_controller.reconcile.pods import head_and_workers, nodes

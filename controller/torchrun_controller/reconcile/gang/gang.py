@@ -5,11 +5,11 @@ from datetime import datetime
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.core import Job
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS
-from torchrun_api.status import Attempt, LastFailure
+from torchrun_api.kinds.core import Job
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import JOBS
+from torchrun_api.kinds.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.failures import CreationCause
 from torchrun_controller.reconcile.gang.restarts import Counts

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from torchrun_api import names
-from torchrun_api.core import Job, Node, Pod
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.status import UnfencedWorker
+from torchrun_api.kinds.core import Job, Node, Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import JOBS, PODS
+from torchrun_api.kinds.status import UnfencedWorker
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.fence import (
     BlockingPods,

@@ -14,13 +14,13 @@ from enum import Enum
 from msgspec import Struct
 
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.exit_codes import PERMANENT
-from torchrun_api.job import TorchrunJob
+from torchrun_api.contract.exit_codes import PERMANENT
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.reliability import FailureRule
+from torchrun_api.kinds.status import Attempt, LastFailure, TorchrunJobStatus
 from torchrun_api.names import MOST_GANGS
-from torchrun_api.reliability import FailureRule
-from torchrun_api.status import Attempt, LastFailure, TorchrunJobStatus
 from torchrun_controller.reconcile.gang.failures import PYTHON_MISSING, Failure, read_restarts
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, sentence

@@ -15,9 +15,9 @@ from datetime import datetime
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.core import Job, Node
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import Attempt, LastFailure, UnfencedWorker
+from torchrun_api.kinds.core import Job, Node
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import Attempt, LastFailure, UnfencedWorker
 from torchrun_controller.reconcile.gang import gate
 from torchrun_controller.reconcile.gang.failures import (
     POD_DELETED,

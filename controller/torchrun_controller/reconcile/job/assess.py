@@ -5,8 +5,8 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import (
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.status import (
     PHASES,
     TERMINAL,
     Attempt,
@@ -14,7 +14,7 @@ from torchrun_api.status import (
     TorchrunJobStatus,
     UnfencedWorker,
 )
-from torchrun_api.unsupported import etcd_without_endpoint
+from torchrun_api.kinds.unsupported import etcd_without_endpoint
 from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gang
 from torchrun_controller.reconcile.gang.elastic import GangSize, Outlook
 from torchrun_controller.reconcile.gang.failures import Failure, choose_cause

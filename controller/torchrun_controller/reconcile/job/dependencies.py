@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct
 
-from torchrun_api.admission import Dependency, MetDependency
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.admission import Dependency, MetDependency
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.phases import State

@@ -7,8 +7,8 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Job, Pod
-from torchrun_api.status import Attempt
+from torchrun_api.kinds.core import Job, Pod
+from torchrun_api.kinds.status import Attempt
 from torchrun_controller.reconcile.gang import cleanup, fence, gang
 from torchrun_controller.reconcile.gang.gate import find_orphans, orphan_advice
 from torchrun_controller.reconcile.gang.restarts import START_TIMEOUT

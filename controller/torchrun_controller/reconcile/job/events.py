@@ -1,7 +1,7 @@
 """The events of a job, by the change of its status."""
 
 from torchrun_api import names
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang.restarts import restart_events
 from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import refusals

@@ -4,9 +4,9 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_api.status import TERMINAL, TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
+from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup, gang
 from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
 from torchrun_controller.reconcile.gang.state import failure_reason

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from torchrun_api.status import Progress
+from torchrun_api.kinds.status import Progress
 
 # Least time between two writes of the status for the progress alone.
 INTERVAL = timedelta(seconds=10)

@@ -7,8 +7,8 @@ continues, such as status and deadline. A new gang waits until all its objects a
 from typing import TypeAlias
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import Conflict, RefusedWrites, Rejection

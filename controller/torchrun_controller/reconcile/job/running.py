@@ -1,8 +1,8 @@
 """The steps for a gang that exists: it succeeded, failed, waits for its successor, or goes on."""
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_controller.reconcile.gang import cleanup, fence, gate
 from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT
 from torchrun_controller.reconcile.gang.state import STARTING

@@ -6,12 +6,12 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
-from torchrun_api.meta import Condition
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
-from torchrun_api.reliability import QueuePolicy
-from torchrun_api.status import TERMINAL, TorchrunJobStatus, WorkersStatus
-from torchrun_api.unsupported import not_yet_supported
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.kinds.reliability import QueuePolicy
+from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus, WorkersStatus
+from torchrun_api.kinds.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.gang.gang import accepted_generation, find_completed_job

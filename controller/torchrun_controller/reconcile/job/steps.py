@@ -5,7 +5,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from torchrun_api.status import TERMINAL, Phase
+from torchrun_api.kinds.status import TERMINAL, Phase
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.job import (
     endings,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from torchrun_api import names
-from torchrun_api.kinds import CLAIMS, JOBS, PODS
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup
 from torchrun_controller.reconcile.gang.gang import stale_attempts
 from torchrun_controller.reconcile.job import refusals

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from torchrun_api.meta import Condition, ConditionStatus
+from torchrun_api.kinds.meta import Condition, ConditionStatus
 
 # The API limits the message of a condition to 32,768 characters; a column or an event holds less.
 LONGEST_MESSAGE = 1024

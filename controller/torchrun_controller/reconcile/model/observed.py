@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
-from torchrun_api.core import (
+from torchrun_api.kinds.core import (
     CoreEvent,
     Job,
     Node,
@@ -15,11 +15,11 @@ from torchrun_api.core import (
     SchedulingGroup,
     Service,
 )
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import Kind
-from torchrun_api.meta import Time, Wire
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.status import Gangs, Progress
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Time, Wire
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import Kind
+from torchrun_api.kinds.status import Gangs, Progress
 
 T = TypeVar("T")
 

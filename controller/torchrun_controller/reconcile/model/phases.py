@@ -9,8 +9,8 @@ from enum import Enum
 
 from msgspec import Struct
 
-from torchrun_api.meta import ConditionStatus
-from torchrun_api.status import PHASES, TERMINAL, Phase
+from torchrun_api.kinds.meta import ConditionStatus
+from torchrun_api.kinds.status import PHASES, TERMINAL, Phase
 
 
 class State(Enum):

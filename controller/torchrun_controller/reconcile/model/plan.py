@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind
-from torchrun_api.meta import ChildMeta, ObjectMeta
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.meta import ChildMeta, ObjectMeta
+from torchrun_api.kinds.resources import Kind
+from torchrun_api.kinds.status import TorchrunJobStatus
 
 
 class Apply(Struct, frozen=True, tag=True):

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.status import Attempt, TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.status import Attempt, TorchrunJobStatus
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.model.phases import RUNNING_PHASES
 

@@ -1,10 +1,10 @@
 """Labels, owner and security settings of all objects of a job."""
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.kinds import TORCHRUN_JOBS
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import TORCHRUN_JOBS
 
 # uid and gid of the user in the runtime image.
 RUNTIME_USER = 65532

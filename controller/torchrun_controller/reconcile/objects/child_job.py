@@ -1,12 +1,13 @@
 """The Indexed Job of one attempt. The controller does not change it while its gang runs."""
 
-from torchrun_api import contract, names
-from torchrun_api.job import EnvVar, TorchrunJob
+from torchrun_api import names
+from torchrun_api.contract import launch
+from torchrun_api.contract.variable import env_vars
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
-from torchrun_api.kinds import JOBS
-from torchrun_api.quantity import amount_of
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.variable import env_vars
+from torchrun_api.kinds.job import EnvVar, TorchrunJob
+from torchrun_api.kinds.quantity import amount_of
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import environment as environments
@@ -246,31 +247,29 @@ def _env(
     copied_workspace = run.workspace if run.workspace and not run.workspace.existing else None
     own_env = [
         *env_vars(
-            contract.JOB_NAME.env_var(job.metadata.name),
-            contract.JOB_UID.env_var(job.metadata.uid),
-            contract.ATTEMPT.env_var(attempt),
-            contract.ROLE.env_var(role or None),
-            contract.START_FILE.env_var(f"{volumes.PODINFO_DIR}/annotations"),
-            contract.GRACE_SECONDS.env_var(max(run.grace_seconds - REPORT_SECONDS, 0)),
-            contract.COMMAND.env_var(job.spec.command),
-            contract.LAUNCHER_MODE.env_var(job.spec.launcher),
-            contract.BACKEND.env_var(run.backend),
-            contract.CPUS.env_var_of_request("cpu"),
-            contract.WORKING_DIR.env_var(run.working_dir),
-            contract.WORKSPACE_SOURCE.env_var(
+            launch.JOB_NAME.env_var(job.metadata.name),
+            launch.JOB_UID.env_var(job.metadata.uid),
+            launch.ATTEMPT.env_var(attempt),
+            launch.ROLE.env_var(role or None),
+            launch.START_FILE.env_var(f"{volumes.PODINFO_DIR}/annotations"),
+            launch.GRACE_SECONDS.env_var(max(run.grace_seconds - REPORT_SECONDS, 0)),
+            launch.COMMAND.env_var(job.spec.command),
+            launch.LAUNCHER_MODE.env_var(job.spec.launcher),
+            launch.BACKEND.env_var(run.backend),
+            launch.CPUS.env_var_of_request("cpu"),
+            launch.WORKING_DIR.env_var(run.working_dir),
+            launch.WORKSPACE_SOURCE.env_var(
                 volumes.WORKSPACE_SOURCE_DIR if copied_workspace else None
             ),
-            contract.WORKSPACE_URL.env_var(download.url if download else None),
-            contract.WORKSPACE_MANIFEST.env_var(download.manifest if download else None),
-            contract.WORKSPACE_TARGET.env_var(
+            launch.WORKSPACE_URL.env_var(download.url if download else None),
+            launch.WORKSPACE_MANIFEST.env_var(download.manifest if download else None),
+            launch.WORKSPACE_TARGET.env_var(
                 copied_workspace.mount_path if copied_workspace else None
             ),
-            contract.STATE_DIR.env_var(volumes.STATE_DIR if volumes.keeps_state(run) else None),
-            contract.CHECKPOINT_DIR.env_var(
-                run.checkpoints.mount_path if run.checkpoints else None
-            ),
-            contract.HANG_TIMEOUT_SECONDS.env_var(run.hang_seconds or None),
-            contract.IN_PLACE_RESTARTS.env_var(run.restart_limits),
+            launch.STATE_DIR.env_var(volumes.STATE_DIR if volumes.keeps_state(run) else None),
+            launch.CHECKPOINT_DIR.env_var(run.checkpoints.mount_path if run.checkpoints else None),
+            launch.HANG_TIMEOUT_SECONDS.env_var(run.hang_seconds or None),
+            launch.IN_PLACE_RESTARTS.env_var(run.restart_limits),
         ),
         *environments.worker_variables(environment),
         *_progress_variables(defaults),
@@ -293,8 +292,8 @@ def _progress_variables(defaults: Defaults) -> list[JsonObject]:
     if not defaults.progress_url:
         return []
     return env_vars(
-        contract.PROGRESS_URL.env_var(defaults.progress_url),
-        contract.PROGRESS_TOKEN_FILE.env_var(f"{TOKEN_DIR}/token"),
+        launch.PROGRESS_URL.env_var(defaults.progress_url),
+        launch.PROGRESS_TOKEN_FILE.env_var(f"{TOKEN_DIR}/token"),
     )
 
 

@@ -8,9 +8,10 @@ import hashlib
 
 import msgspec
 
-from torchrun_api import contract, names
+from torchrun_api import names
+from torchrun_api.contract import launch
+from torchrun_api.contract.variable import env_vars
 from torchrun_api.json import JsonObject
-from torchrun_api.variable import env_vars
 from torchrun_controller.reconcile.objects.volumes import (
     WORKSPACE_SOURCE_DIR,
     keeps_state,
@@ -48,10 +49,10 @@ def variables(environment: Environment, *, creates: bool) -> list[JsonObject]:
     """Return v1 EnvVars for the launcher. With `creates` this pod creates the environment."""
     store = STORE_DIR if creates else f"{WORKSPACE_SOURCE_DIR}/{SUBPATH}"
     return env_vars(
-        contract.ENV_STORE.env_var(store),
-        contract.ENV_KEY.env_var(environment.key),
-        contract.ENV_DIR.env_var(LINK),
-        contract.SETUP.env_var(environment.setup if creates else None),
+        launch.ENV_STORE.env_var(store),
+        launch.ENV_KEY.env_var(environment.key),
+        launch.ENV_DIR.env_var(LINK),
+        launch.SETUP.env_var(environment.setup if creates else None),
     )
 
 

@@ -1,10 +1,11 @@
 """The network of a gang: headless Service, NetworkPolicy, and the variables for the rendezvous."""
 
-from torchrun_api import contract, names
-from torchrun_api.job import TorchrunJob
+from torchrun_api import names
+from torchrun_api.contract import launch
+from torchrun_api.contract.variable import env_vars
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import NETWORK_POLICIES, SECRETS, SERVICES
-from torchrun_api.variable import env_vars
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import NETWORK_POLICIES, SECRETS, SERVICES
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
@@ -90,23 +91,23 @@ def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[Js
     )
     port, nodes = rendezvous.port, run.size.nodes
     secret = names.gang_secret(job.metadata.name, job.metadata.uid)
-    gang_key = contract.GANG_KEY.env_var_of_secret(secret, names.GANG_KEY)
+    gang_key = launch.GANG_KEY.env_var_of_secret(secret, names.GANG_KEY)
     return env_vars(
-        contract.GANG_PORT.env_var(_gang_port(port) if needs_service(run) else None),
+        launch.GANG_PORT.env_var(_gang_port(port) if needs_service(run) else None),
         gang_key if needs_service(run) else None,
-        contract.PET_NNODES.env_var(nodes),
-        contract.PET_NPROC_PER_NODE.env_var(run.nproc_per_node),
-        contract.PET_RDZV_BACKEND.env_var(rendezvous.backend),
-        contract.PET_RDZV_ENDPOINT.env_var(rendezvous.endpoint or f"{master}:{port}"),
-        contract.PET_RDZV_ID.env_var(f"{job.metadata.uid}-{attempt}"),
-        contract.PET_MAX_RESTARTS.env_var(run.max_restarts),
-        contract.PET_MASTER_ADDR.env_var(master),
-        contract.PET_MASTER_PORT.env_var(port),
-        contract.MASTER_ADDR.env_var(master),
-        contract.MASTER_PORT.env_var(port),
-        contract.NNODES.env_var(nodes),
-        contract.PET_NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
-        contract.NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
+        launch.PET_NNODES.env_var(nodes),
+        launch.PET_NPROC_PER_NODE.env_var(run.nproc_per_node),
+        launch.PET_RDZV_BACKEND.env_var(rendezvous.backend),
+        launch.PET_RDZV_ENDPOINT.env_var(rendezvous.endpoint or f"{master}:{port}"),
+        launch.PET_RDZV_ID.env_var(f"{job.metadata.uid}-{attempt}"),
+        launch.PET_MAX_RESTARTS.env_var(run.max_restarts),
+        launch.PET_MASTER_ADDR.env_var(master),
+        launch.PET_MASTER_PORT.env_var(port),
+        launch.MASTER_ADDR.env_var(master),
+        launch.MASTER_PORT.env_var(port),
+        launch.NNODES.env_var(nodes),
+        launch.PET_NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
+        launch.NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
     )
 
 

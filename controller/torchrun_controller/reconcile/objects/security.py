@@ -12,7 +12,7 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject, JsonValue, object_at
-from torchrun_api.queue import PodSecurity, TorchrunQueue
+from torchrun_api.kinds.queue import PodSecurity, TorchrunQueue
 from torchrun_controller.reconcile.objects.base import RESTRICTED_POD, RUNTIME_USER
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge

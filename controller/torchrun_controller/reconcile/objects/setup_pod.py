@@ -1,11 +1,11 @@
 """The setup pod: the pod of a worker without everything that only training needs."""
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, object_at, objects_at
-from torchrun_api.kinds import PODS
-from torchrun_api.quantity import amount_of, format_bytes, format_cpu
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.quantity import amount_of, format_bytes, format_cpu
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import environment, network

@@ -8,13 +8,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-from torchrun_api import names, workspace_contract
-from torchrun_api.job import TorchrunJob
+from torchrun_api import names
+from torchrun_api.contract import sync
+from torchrun_api.contract.variable import env_vars
 from torchrun_api.json import JsonObject, JsonValue, object_at, objects_at
-from torchrun_api.kinds import PODS
-from torchrun_api.quantity import amount_of
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.variable import env_vars
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.quantity import amount_of
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects import workspace_source
@@ -172,18 +173,14 @@ def _container(
         "env": [
             *workspace_source.environment(job, request.commit),
             *env_vars(
-                workspace_contract.SYNC_DIR.env_var(SYNC_DIR),
-                workspace_contract.SYNC_PORT.env_var(names.SYNC_PORT),
-                workspace_contract.SYNC_JOB_UID.env_var(job.metadata.uid),
-                workspace_contract.SYNC_SHA256.env_var(upload or None),
-                workspace_contract.SYNC_UPLOAD_TOKEN_SHA256.env_var(
-                    workspace_source.upload_token(job) or None
-                ),
-                workspace_contract.SYNC_AFTER.env_var(
-                    request.last_revision if request.stands_by else None
-                ),
-                workspace_contract.SYNC_LAST_REVISION.env_var(request.last_revision or None),
-                workspace_contract.SYNC_BASE.env_var(BASE_DIR if request.base else None),
+                sync.SYNC_DIR.env_var(SYNC_DIR),
+                sync.SYNC_PORT.env_var(names.SYNC_PORT),
+                sync.SYNC_JOB_UID.env_var(job.metadata.uid),
+                sync.SYNC_SHA256.env_var(upload or None),
+                sync.SYNC_UPLOAD_TOKEN_SHA256.env_var(workspace_source.upload_token(job) or None),
+                sync.SYNC_AFTER.env_var(request.last_revision if request.stands_by else None),
+                sync.SYNC_LAST_REVISION.env_var(request.last_revision or None),
+                sync.SYNC_BASE.env_var(BASE_DIR if request.base else None),
             ),
         ],
         "resources": {
@@ -218,7 +215,7 @@ def serve_pod(
     if request.store == "ephemeral":
         workspace_volume: JsonObject = {"name": "workspace", "emptyDir": {"sizeLimit": size}}
         volumes = [workspace_volume, *volumes[1:]]
-        limit = env_vars(workspace_contract.SYNC_MAX_BYTES.env_var(_max_bytes(size)))
+        limit = env_vars(sync.SYNC_MAX_BYTES.env_var(_max_bytes(size)))
         containers = [c | {"env": [*objects_at(c, "env"), *limit]} for c in containers]
     body: JsonObject = {
         **base.body,
@@ -240,7 +237,7 @@ def _max_bytes(size: str) -> int:
     The kubelet evicts a pod whose emptyDir is larger than its limit.
     """
     half = max(1, int(amount_of(size)) // 2)
-    return min(half, int(workspace_contract.SYNC_MAX_BYTES.default))
+    return min(half, int(sync.SYNC_MAX_BYTES.default))
 
 
 def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:
@@ -251,11 +248,11 @@ def _server(job: TorchrunJob, defaults: Defaults) -> JsonObject:
         "command": ["torchrun-serve"],
         "env": [
             *env_vars(
-                workspace_contract.SERVE_DIR.env_var(SYNC_DIR),
-                workspace_contract.SERVE_PORT.env_var(names.SERVE_PORT),
-                workspace_contract.SERVE_NAMESPACE.env_var(job.metadata.namespace),
-                workspace_contract.SERVE_JOB.env_var(job.metadata.name),
-                workspace_contract.SERVE_API_DIR.env_var(API_DIR),
+                sync.SERVE_DIR.env_var(SYNC_DIR),
+                sync.SERVE_PORT.env_var(names.SERVE_PORT),
+                sync.SERVE_NAMESPACE.env_var(job.metadata.namespace),
+                sync.SERVE_JOB.env_var(job.metadata.name),
+                sync.SERVE_API_DIR.env_var(API_DIR),
             )
         ],
         "ports": [{"name": "serve", "containerPort": names.SERVE_PORT, "protocol": "TCP"}],

@@ -1,9 +1,9 @@
 """Bodies of PVCs, and the volumes and mounts of workers."""
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, object_at
-from torchrun_api.kinds import CLAIMS
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import CLAIMS
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource

@@ -4,11 +4,12 @@ import hashlib
 
 import msgspec
 
-from torchrun_api import names, workspace_contract
-from torchrun_api.job import TorchrunJob
+from torchrun_api import names
+from torchrun_api.contract import sync
+from torchrun_api.contract.variable import env_vars
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.variable import env_vars
-from torchrun_api.workspace import FETCHED_SOURCES, WorkspaceVolume
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.workspace import FETCHED_SOURCES, WorkspaceVolume
 
 SECRET_DIR = "/torchrun-secret"  # noqa: S105  # a path
 
@@ -72,16 +73,14 @@ def environment(job: TorchrunJob, commit: str) -> list[JsonObject]:
     """Return the v1 EnvVars of the source. The only accepted content is `commit`, if not empty."""
     source = source_of(job)
     return env_vars(
-        workspace_contract.SYNC_SOURCE.env_var(source.source),
-        workspace_contract.SYNC_URL.env_var(source.url),
-        workspace_contract.SYNC_REF.env_var(source.ref),
-        workspace_contract.SYNC_SUB_PATH.env_var(source.sub_path),
-        workspace_contract.SYNC_COMMIT.env_var(commit or None),
-        workspace_contract.SYNC_SOURCE_DIGEST.env_var(digest(job) or None),
-        workspace_contract.SYNC_SECRET.env_var(
-            source.secret_ref.name if source.secret_ref else None
-        ),
-        workspace_contract.SYNC_SECRET_DIR.env_var(SECRET_DIR if source.secret_ref else None),
+        sync.SYNC_SOURCE.env_var(source.source),
+        sync.SYNC_URL.env_var(source.url),
+        sync.SYNC_REF.env_var(source.ref),
+        sync.SYNC_SUB_PATH.env_var(source.sub_path),
+        sync.SYNC_COMMIT.env_var(commit or None),
+        sync.SYNC_SOURCE_DIGEST.env_var(digest(job) or None),
+        sync.SYNC_SECRET.env_var(source.secret_ref.name if source.secret_ref else None),
+        sync.SYNC_SECRET_DIR.env_var(SECRET_DIR if source.secret_ref else None),
     )
 
 

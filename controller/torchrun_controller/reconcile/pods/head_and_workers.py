@@ -9,9 +9,9 @@ a Job that never ran a rank.
 from datetime import datetime
 
 from torchrun_api import names
-from torchrun_api.core import Job, Pod
-from torchrun_api.job import TorchrunJob, TorchrunJobSpec
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.core import Job, Pod
+from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds.meta import Condition
 from torchrun_controller.reconcile.model.conditions import find_condition, find_true
 from torchrun_controller.reconcile.model.observed import ObservedGang
 from torchrun_controller.reconcile.pods.lifecycle import attempt_of, may_create_pods

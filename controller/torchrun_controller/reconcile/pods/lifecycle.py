@@ -4,10 +4,10 @@ from collections.abc import Callable
 from enum import Enum
 
 from torchrun_api import names
-from torchrun_api.core import Job, Pod
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import ChildMeta, find_controller
-from torchrun_api.status import WorkersStatus
+from torchrun_api.kinds.core import Job, Pod
+from torchrun_api.kinds.meta import ChildMeta, find_controller
+from torchrun_api.kinds.resources import JOBS, PODS
+from torchrun_api.kinds.status import WorkersStatus
 from torchrun_controller.reconcile.model.conditions import find_condition, find_true
 from torchrun_controller.reconcile.model.plan import Delete
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from torchrun_api.core import Node, NodeCondition, Pod
+from torchrun_api.kinds.core import Node, NodeCondition, Pod
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.pods.lifecycle import PodState, state_of
 

@@ -8,7 +8,7 @@ The format of kube-scheduler's messages is that of FitError and its plugins
 
 import re
 
-from torchrun_api.core import CoreEvent, Job, PersistentVolumeClaim, Pod
+from torchrun_api.kinds.core import CoreEvent, Job, PersistentVolumeClaim, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import pods_are, sentence
 from torchrun_controller.reconcile.pods.lifecycle import count_scheduled, index_of

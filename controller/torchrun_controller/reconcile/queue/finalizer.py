@@ -4,8 +4,8 @@ from datetime import datetime
 
 from torchrun_api import names
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import KAI_QUEUES, TORCHRUN_QUEUES
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import KAI_QUEUES, TORCHRUN_QUEUES
 from torchrun_controller.reconcile.model.messages import list_names, sentence
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.queue import kai, status

@@ -15,12 +15,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.extras import KaiQueue
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.kinds import KAI_QUEUES
-from torchrun_api.meta import ConditionStatus
-from torchrun_api.quantity import QuantityError, parse
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.kinds.extras import KaiQueue
+from torchrun_api.kinds.meta import ConditionStatus
+from torchrun_api.kinds.quantity import QuantityError, parse
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.kinds.resources import KAI_QUEUES
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Defaults

@@ -4,11 +4,11 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from torchrun_api.admission import QueueJobs
-from torchrun_api.extras import KaiQueue
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.admission import QueueJobs
+from torchrun_api.kinds.extras import KaiQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_controller.reconcile.model.conditions import ADMITTED, find_true
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.model.phases import GANG_PHASES

@@ -9,9 +9,9 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob, TorchrunJobSpec
-from torchrun_api.meta import Condition, ObjectMeta
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueStatus
+from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds.meta import Condition, ObjectMeta
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueStatus
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason, update
 from torchrun_controller.reconcile.model.observed import Defaults
 from torchrun_controller.reconcile.model.plan import Apply, Event

@@ -4,10 +4,10 @@ It is a kube-scheduler with this plugin, in addition to the default scheduler or
 Topology is pod affinity.
 """
 
-from torchrun_api.core import SchedulingGroup
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.core import SchedulingGroup
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import (
     GangObjects,

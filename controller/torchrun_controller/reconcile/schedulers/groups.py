@@ -3,11 +3,11 @@
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Job, SchedulingGroup
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.core import Job, SchedulingGroup
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import JOBS
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Defaults, Installed, Observed, ObservedGang

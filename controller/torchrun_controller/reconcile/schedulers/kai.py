@@ -7,12 +7,12 @@ KAI runs jobs that cannot be preempted, by default those with a priority of 100 
 the guaranteed quota of their queue (docs/priority of KAI 0.12).
 """
 
-from torchrun_api.admission import Topology
-from torchrun_api.core import SchedulingGroup
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import KAI_QUEUES, KAI_TOPOLOGIES, Kind
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.admission import Topology
+from torchrun_api.kinds.core import SchedulingGroup
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import KAI_QUEUES, KAI_TOPOLOGIES, Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import (
     GangObjects,

@@ -9,11 +9,11 @@ Kueue reads one topology annotation, so a preferred topology is ignored beside a
 """
 
 from torchrun_api import names
-from torchrun_api.core import SchedulingGroup
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.core import SchedulingGroup
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.reconcile.schedulers.scheduler import (
     GangObjects,
     GangScheduler,

@@ -6,10 +6,10 @@ gates in some releases, and the API server drops them without these gates. Pod a
 pods in one topology domain, but it does not try another domain if the first one is too small.
 """
 
-from torchrun_api.core import SchedulingGroup
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.core import SchedulingGroup
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import (
     GangObjects,

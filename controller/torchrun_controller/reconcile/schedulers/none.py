@@ -1,6 +1,6 @@
 """No gang scheduler: each pod is scheduled alone, and the start gate waits for the last one."""
 
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS
 from torchrun_controller.reconcile.schedulers.scheduler import (
     GangObjects,
     GangScheduler,

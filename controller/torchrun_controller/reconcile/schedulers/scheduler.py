@@ -9,13 +9,13 @@ from typing import Any
 from msgspec import Struct, field
 
 from torchrun_api import names
-from torchrun_api.admission import Topology
-from torchrun_api.core import SchedulingGroup
-from torchrun_api.gang_schedulers import GangSchedulerApi
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, JsonValue, object_at
-from torchrun_api.kinds import Kind
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.admission import Topology
+from torchrun_api.kinds.core import SchedulingGroup
+from torchrun_api.kinds.gang_schedulers import GangSchedulerApi
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata

@@ -1,7 +1,7 @@
 """All gang schedulers, and the choice: the queue's, else the pods' scheduler, else the cluster's.
 
 A new one needs a file with its GangScheduler, and a line here. Its names are an entry in
-`api/torchrun_api/gang_schedulers.py`, and its permissions are a rule in
+`api/torchrun_api/kinds/gang_schedulers.py`, and its permissions are a rule in
 `manifests/rbac/role.yaml`.
 
 A gang scheduler is never chosen only because it is installed. The exception is the cluster's own
@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from torchrun_api.gang_schedulers import GangScheduling
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.gang_schedulers import GangScheduling
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.coscheduling import COSCHEDULING

@@ -7,11 +7,11 @@ which Volcano honours as well.
 
 from msgspec.structs import replace
 
-from torchrun_api.admission import Topology
-from torchrun_api.core import SchedulingGroup
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import Kind
+from torchrun_api.kinds.admission import Topology
+from torchrun_api.kinds.core import SchedulingGroup
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS
+from torchrun_api.kinds.resources import Kind
 from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.schedulers.scheduler import (
     GangObjects,

@@ -5,10 +5,10 @@ writes them. A job stays charged until reconcile has reported, in a status writt
 refusal, that no gang of it exists and none will be created.
 """
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.meta import Condition
-from torchrun_api.queue import TorchrunQueue, TorchrunQueueSpec
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.model.conditions import ADMITTED, Reason, find_condition
 from torchrun_controller.reconcile.model.times import find_end
 from torchrun_controller.reconcile.spec.requests import (

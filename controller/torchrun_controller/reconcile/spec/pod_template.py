@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from torchrun_api import contract, names
-from torchrun_api.job import TorchrunJob
+from torchrun_api import names
+from torchrun_api.contract import launch
+from torchrun_api.contract.variable import CONTROLLER, Variable
 from torchrun_api.json import JsonObject, object_at, objects_at
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.shared import PodTemplate
-from torchrun_api.variable import CONTROLLER, Variable
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.shared import PodTemplate
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 
 LONGEST_GRACE = 31536000  # as of reliability.terminationGracePeriodSeconds
@@ -23,7 +24,7 @@ _FIXED = ("hostname", "subdomain")
 # Variables of workers that only the controller sets.
 RESERVED = frozenset(
     variable.name
-    for variable in vars(contract).values()
+    for variable in vars(launch).values()
     if isinstance(variable, Variable) and CONTROLLER in variable.set_by
 )
 _TOKEN = "automountServiceAccountToken"  # noqa: S105  # a field's name

@@ -5,9 +5,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from torchrun_api.job import TorchrunJob
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.reliability import FailureRule, QueuePolicy, Reliability
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.reliability import FailureRule, QueuePolicy, Reliability
 from torchrun_controller.reconcile.spec import pod_template
 
 DEFAULT_MAX_RESTARTS = 3

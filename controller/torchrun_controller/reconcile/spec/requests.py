@@ -13,13 +13,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from torchrun_api import names
-from torchrun_api.admission import Admission, AdmittedHead
-from torchrun_api.core import Container, PodRequests, Resources
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import QuantityError, amount_of, format_bytes, format_cpu, parse
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.shared import PodTemplate
+from torchrun_api.kinds.admission import Admission, AdmittedHead
+from torchrun_api.kinds.core import Container, PodRequests, Resources
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.quantity import QuantityError, amount_of, format_bytes, format_cpu, parse
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.shared import PodTemplate
 from torchrun_controller.reconcile.model.messages import count_of
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.merge import merge

@@ -10,12 +10,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import amount_of, format_bytes
-from torchrun_api.queue import CheckpointStorage, TorchrunQueue, TorchrunQueueSpec, WorkspaceStorage
-from torchrun_api.shared import CheckpointsOverride, Dataset, DeliveryMode, RdzvBackend
-from torchrun_api.unsupported import etcd_without_endpoint, usual_rendezvous
+from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds.quantity import amount_of, format_bytes
+from torchrun_api.kinds.queue import (
+    CheckpointStorage,
+    TorchrunQueue,
+    TorchrunQueueSpec,
+    WorkspaceStorage,
+)
+from torchrun_api.kinds.shared import CheckpointsOverride, Dataset, DeliveryMode, RdzvBackend
+from torchrun_api.kinds.unsupported import etcd_without_endpoint, usual_rendezvous
 from torchrun_controller.reconcile.spec.pod_template import trainer_image
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability
 from torchrun_controller.reconcile.spec.size import Size, size_of

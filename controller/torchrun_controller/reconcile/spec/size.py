@@ -5,10 +5,10 @@ from fractions import Fraction
 
 from msgspec import Struct, structs
 
-from torchrun_api.job import JobNodeResources, TorchrunJobSpec
-from torchrun_api.quantity import amount_of, format_bytes, format_cpu
-from torchrun_api.queue import NodeResources, TorchrunQueueSpec
-from torchrun_api.shared import PodTemplate
+from torchrun_api.kinds.job import JobNodeResources, TorchrunJobSpec
+from torchrun_api.kinds.quantity import amount_of, format_bytes, format_cpu
+from torchrun_api.kinds.queue import NodeResources, TorchrunQueueSpec
+from torchrun_api.kinds.shared import PodTemplate
 from torchrun_controller.reconcile.spec.pod_template import trainer_resource
 
 

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator
 
 from torchrun_api import names
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS
-from torchrun_api.job import JobNodeResources, TorchrunJob, TorchrunJobSpec
-from torchrun_api.quantity import QuantityError, amount_of, parse
-from torchrun_api.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
-from torchrun_api.reliability import FailureRule, Reliability
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS
+from torchrun_api.kinds.job import JobNodeResources, TorchrunJob, TorchrunJobSpec
+from torchrun_api.kinds.quantity import QuantityError, amount_of, parse
+from torchrun_api.kinds.queue import NodeResources, TorchrunQueue, TorchrunQueueSpec
+from torchrun_api.kinds.reliability import FailureRule, Reliability
 from torchrun_controller.reconcile.spec import pod_template
 from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.reliability import resolve_reliability

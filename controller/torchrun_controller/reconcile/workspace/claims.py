@@ -1,7 +1,7 @@
 """Checks of the PVCs of a job: terminating, lost, deleted, or mountable on one node only."""
 
 from torchrun_api import names
-from torchrun_api.core import PersistentVolumeClaim, Pod
+from torchrun_api.kinds.core import PersistentVolumeClaim, Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.observed import ObservedWorkspace
 from torchrun_controller.reconcile.model.plan import Apply, Delete

@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from torchrun_api import names
-from torchrun_api.core import ContainerStatus, PersistentVolumeClaim, Pod
-from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds.core import ContainerStatus, PersistentVolumeClaim, Pod
+from torchrun_api.kinds.job import TorchrunJob
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (

@@ -15,8 +15,8 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Node, Pod
-from torchrun_api.meta import Wire
+from torchrun_api.kinds.core import Node, Pod
+from torchrun_api.kinds.meta import Wire
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import ReasonString, decode_json

@@ -7,8 +7,8 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.job import TorchrunJob
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (

@@ -9,12 +9,12 @@ pods.
 from datetime import datetime
 
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject, object_at
-from torchrun_api.meta import ConditionStatus
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.workspace import SYNCED_SOURCES
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.meta import ConditionStatus
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.workspace import SYNCED_SOURCES
 from torchrun_controller.reconcile.model.conditions import ConditionUpdate, Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import (

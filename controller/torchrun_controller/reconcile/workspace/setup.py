@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Pod
+from torchrun_api.kinds.core import Pod
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import sentence
 from torchrun_controller.reconcile.model.observed import Defaults, Observed

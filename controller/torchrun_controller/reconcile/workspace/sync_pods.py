@@ -6,8 +6,8 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.job import TorchrunJob
 from torchrun_controller.reconcile.model.observed import Defaults, Observed, ObservedWorkspace
 from torchrun_controller.reconcile.model.plan import Apply, Delete
 from torchrun_controller.reconcile.objects import workspace_source

@@ -30,8 +30,8 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from torchrun_api.contract import PROGRESS_PATH
-from torchrun_api.status import Progress
+from torchrun_api.contract.launch import PROGRESS_PATH
+from torchrun_api.kinds.status import Progress
 from torchrun_controller.cache.progress_reports import Key, ReportingWorker, Reports
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.model.observed import ProgressReport

@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from torchrun_api.meta import Wire
+from torchrun_api.kinds.meta import Wire
 from torchrun_controller.client import ApiError, Disconnected, Transport
 from torchrun_controller.rate_limit import Rate, TokenBuckets
 from torchrun_controller.reconcile.objects.child_job import AUDIENCE

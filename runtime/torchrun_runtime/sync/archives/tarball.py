@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from torchrun_api.contents import Manifest
+from torchrun_api.contract.contents import Manifest
 from torchrun_runtime.sync.archives.zip import check_space
 from torchrun_runtime.sync.errors import ArchiveError
 from torchrun_runtime.sync.paths import PlannedPath, components, refused

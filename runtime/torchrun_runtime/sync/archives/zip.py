@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from torchrun_api.contents import LARGEST_TEXT, Manifest
+from torchrun_api.contract.contents import LARGEST_TEXT, Manifest
 from torchrun_runtime.sync.errors import FULL, ArchiveError, workspace_full
 from torchrun_runtime.sync.paths import PlannedPath, components, refuse_collisions, refused
 from torchrun_runtime.sync.settings import ArchiveLimits

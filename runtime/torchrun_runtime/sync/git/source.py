@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from torchrun_api.workspace import GIT_REF
-from torchrun_api.workspace_contract import SYNC_COMMIT
+from torchrun_api.contract.sync import SYNC_COMMIT
+from torchrun_api.kinds.workspace import GIT_REF
 from torchrun_runtime.sync.address import Location
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.git.errors import explain

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from torchrun_api.contents import Manifest
+from torchrun_api.contract.contents import Manifest
 from torchrun_runtime.sync.address import (
     ENDPOINT_FIELD,
     URL_FIELD,

@@ -13,7 +13,7 @@ from kubectl_torchrun.cluster.backoff import Retries
 from kubectl_torchrun.cluster.client import Api, RequestError, Unreachable
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.slices import JOBS, T
-from torchrun_api.kind import Kind
+from torchrun_api.kinds.kind import Kind
 
 from ..api_server import ApiServer, refusal
 

@@ -8,8 +8,8 @@ from kubectl_torchrun.cluster.client import Api
 from kubectl_torchrun.cluster.http_client import HttpClient
 from kubectl_torchrun.cluster.job_watch import JobWatch
 from kubectl_torchrun.cluster.slices import JobSlice
-from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import Pod
 
 from ..laptop import Laptop
 

@@ -17,8 +17,8 @@ from kubectl_torchrun.cluster.slices import JOBS, PODS, QUEUES, Listed
 from kubectl_torchrun.cluster.summary import status_lines
 from kubectl_torchrun.logs.status_view import view
 from kubectl_torchrun.text import escape
-from torchrun_api.core import Pod
-from torchrun_api.kind import Kind
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.kind import Kind
 
 from ..laptop import Laptop
 

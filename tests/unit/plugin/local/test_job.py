@@ -8,8 +8,8 @@ from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.local import job as jobs
 from kubectl_torchrun.local.job import job_and_queue
 from kubectl_torchrun.upload.job_manifest import Request
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds.job import TorchrunJob
 from torchrun_controller.reconcile.spec.resolve import resolve
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -9,8 +9,8 @@ from kubectl_torchrun.local.job import job_and_queue
 from kubectl_torchrun.local.objects import LocalObjects, Stop
 from kubectl_torchrun.upload.job_manifest import Request
 from torchrun_api import names
-from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import Pod
 from torchrun_controller.reconcile import Defaults, reconcile
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

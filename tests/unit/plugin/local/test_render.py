@@ -13,9 +13,9 @@ from kubectl_torchrun.__main__ import cli
 from kubectl_torchrun.errors import RunProblem, UsageProblem
 from kubectl_torchrun.local.environment import expand
 from kubectl_torchrun.local.render import read_documents, render
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
 
 ROOT = Path(__file__).parents[4]
 MISSION = ROOT / "tests" / "fixtures" / "mission"

@@ -18,8 +18,8 @@ from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.logs.follow import follow
 from kubectl_torchrun.logs.streams import ALL, Cursor, LineFormat, View, Window, merged
 from kubectl_torchrun.terminal import Display
-from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import Pod
 from web_server import listening
 
 from ..api_server import refusal

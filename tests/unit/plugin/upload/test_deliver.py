@@ -26,8 +26,8 @@ from kubectl_torchrun.upload.cache import LastUpload, UploadCache, Workspace
 from kubectl_torchrun.upload.deliver import Arrived, deliver, find_pod
 from kubectl_torchrun.upload.tree import scan
 from kubectl_torchrun.upload.upload_token import token_sha256
-from torchrun_api.core import Pod
 from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import Pod
 
 from ..laptop import Laptop, play_controller
 from ..pod_proxy import PodProxy, SyncPod

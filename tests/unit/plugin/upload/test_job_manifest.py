@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload import job_manifest
 from kubectl_torchrun.upload.job_manifest import Request
-from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds.job import TorchrunJob
 
 
 @given(st.text())

@@ -4,9 +4,9 @@ import pytest
 
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload.unknown_fields import check_fields
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.queue import TorchrunQueue
 
 
 @pytest.mark.parametrize(

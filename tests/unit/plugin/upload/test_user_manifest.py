@@ -13,7 +13,7 @@ from kubectl_torchrun.__main__ import cli
 from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.upload import job_manifest, user_manifest
 from kubectl_torchrun.upload.job_manifest import Request
-from torchrun_api.job import TorchrunJob
+from torchrun_api.kinds.job import TorchrunJob
 
 from ..laptop import Laptop, play_controller
 

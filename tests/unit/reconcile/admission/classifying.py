@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from torchrun_api.core import Pod
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.admission.classify import Classification, classify_job
 from torchrun_controller.reconcile.admission.model import (
     Decisions,

@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
-from torchrun_api.admission import Admission
-from torchrun_api.job import JobNodeResources
-from torchrun_api.meta import Condition
-from torchrun_api.shared import PodTemplate
+from torchrun_api.kinds.admission import Admission
+from torchrun_api.kinds.job import JobNodeResources
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.shared import PodTemplate
 from torchrun_controller.reconcile.admission.classify import Classification, classify_job
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
-from torchrun_api.admission import Admission
-from torchrun_api.core import Container, JobStatus, Pod, Resources
-from torchrun_api.kinds import PODS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.admission import Admission
+from torchrun_api.kinds.core import Container, JobStatus, Pod, Resources
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.reconcile.admission.classify import running_gang
 from torchrun_controller.reconcile.admission.model import (
     Grant,

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from admitting import running
-from torchrun_api.core import Job, Pod
+from torchrun_api.kinds.core import Job, Pod
 from torchrun_controller.reconcile.admission.model import Preemption
 from torchrun_controller.reconcile.admission.statuses import Stage
 from torchrun_controller.reconcile.spec.admission_status import charged

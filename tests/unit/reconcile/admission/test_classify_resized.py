@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
-from torchrun_api.admission import AdmittedHead
-from torchrun_api.job import JobNodeResources
+from torchrun_api.kinds.admission import AdmittedHead
+from torchrun_api.kinds.job import JobNodeResources
 from torchrun_controller.reconcile.admission.model import (
     Grant,
 )

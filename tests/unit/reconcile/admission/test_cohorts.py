@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from queueing import NOW, admitted, admitted_workload, decide, nodes, queue, request
-from torchrun_api.admission import Admission
+from torchrun_api.kinds.admission import Admission
 from torchrun_controller.reconcile.admission.cohorts import Cohorts
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.model import ClusterState, Decisions, Workload

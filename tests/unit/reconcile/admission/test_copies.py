@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from admitting import running
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.kinds import PODS
-from torchrun_api.meta import OwnerReference
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.meta import OwnerReference
+from torchrun_api.kinds.resources import PODS
 from unit.reconcile.admission.classifying import classify_world
 from unit.reconcile.orphaning import add_copy, job_named
 from world import World

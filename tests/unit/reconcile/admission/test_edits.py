@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from queue_lab import Lab, pods_of
 from torchrun_api import names
-from torchrun_api.job import JobNodeResources
-from torchrun_api.queue import TorchrunQueue
-from torchrun_api.shared import PodTemplate
-from torchrun_api.status import TERMINAL
+from torchrun_api.kinds.job import JobNodeResources
+from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.shared import PodTemplate
+from torchrun_api.kinds.status import TERMINAL
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec.admission_status import charged, granted_requests
 from world import World, make_job, make_queue

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api import core
-from torchrun_api.admission import QueueAdmission
+from torchrun_api.kinds import core
+from torchrun_api.kinds.admission import QueueAdmission
 from torchrun_controller.reconcile.admission import nodes as node_rules
 from torchrun_controller.reconcile.admission.classify import Classification
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state, queue_input

@@ -8,7 +8,7 @@ import pytest
 
 from admitting import running
 from torchrun_api import names
-from torchrun_api.core import Job, Pod
+from torchrun_api.kinds.core import Job, Pod
 from torchrun_controller.reconcile.admission.orphans import orphaned_workloads
 from unit.reconcile.admission.classifying import classify_world
 from world import World, make_job, make_queue

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from queue_lab import Lab, pods_of
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_controller.reconcile.admission.classify import running_gang
 from torchrun_controller.reconcile.spec.admission_status import charged
 from world import World, make_job, make_queue

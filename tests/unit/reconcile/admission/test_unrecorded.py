@@ -3,9 +3,9 @@
 from msgspec.structs import replace
 
 from admitting import submitted
-from torchrun_api.admission import Admission
-from torchrun_api.job import JobNodeResources
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.admission import Admission
+from torchrun_api.kinds.job import JobNodeResources
+from torchrun_api.kinds.resources import JOBS
 from unit.reconcile.admission.classifying import classify_world, deliver
 from world import START, World, make_job, make_queue
 

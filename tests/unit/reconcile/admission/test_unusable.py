@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from admitting import running, submitted
 from queue_lab import pods_of
-from torchrun_api.kinds import JOBS, SERVICES
+from torchrun_api.kinds.resources import JOBS, SERVICES
 from torchrun_controller.reconcile.admission.statuses import Stage
 from torchrun_controller.reconcile.model.observed import Conflict, Installed, Rejection
 from torchrun_controller.reconcile.spec import admission_status

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import Job
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.core import Job
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.reconcile.gang.elastic import SHRINK_AFTER
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from world import START, World, make_job, make_queue

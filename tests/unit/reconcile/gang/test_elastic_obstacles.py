@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.kinds.resources import JOBS, PODS
 from torchrun_controller.reconcile.model.plan import StatusWrite
 from torchrun_controller.reconcile.pods.nodes import NODES_RETRY
 from unit.reconcile.gang.test_elastic import QUEUE, elastic, place

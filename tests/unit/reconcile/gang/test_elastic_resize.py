@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import PersistentVolumeClaim
-from torchrun_api.kinds import CLAIMS, JOBS
+from torchrun_api.kinds.core import PersistentVolumeClaim
+from torchrun_api.kinds.resources import CLAIMS, JOBS
 from unit.reconcile.gang.test_elastic import elastic, place, shrunk
 from world import ZIP, World, make_job, make_queue
 

@@ -1,6 +1,6 @@
 """Elastic jobs that have waited for long, such as for Kueue, before their first pod has a node."""
 
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.reconcile.gang.elastic import SHRINK_AFTER
 from unit.reconcile.gang.test_elastic import FULL, elastic, place, suspend_for_an_hour
 from world import World

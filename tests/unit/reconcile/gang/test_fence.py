@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import Node, NodeMeta
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.core import Node, NodeMeta
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, PODS
 from torchrun_controller.reconcile.gang.fence import blocking_pods, format_time
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, lose, replaced, running, started

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.status import TorchrunJobStatus, UnfencedWorker
+from torchrun_api.kinds.status import TorchrunJobStatus, UnfencedWorker
 from torchrun_controller.reconcile.gang.fence import fence_annotation, has_worker
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
 from torchrun_runtime.launch.podinfo import workers_in

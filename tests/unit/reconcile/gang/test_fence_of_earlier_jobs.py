@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.meta import OwnerReference
-from torchrun_api.status import UnfencedWorker
+from torchrun_api.kinds.meta import OwnerReference
+from torchrun_api.kinds.status import UnfencedWorker
 from torchrun_controller.reconcile.gang import fence
 from unit.reconcile.losing import replaced, running
 from world import START, World

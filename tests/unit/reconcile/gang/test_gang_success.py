@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchrun_api.kinds import JOBS
-from torchrun_api.status import Attempt
+from torchrun_api.kinds.resources import JOBS
+from torchrun_api.kinds.status import Attempt
 from torchrun_controller.reconcile import Plan
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.plan import StatusWrite

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from world import World, make_job, make_queue
 

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import OwnerReference
+from torchrun_api.kinds.meta import OwnerReference
+from torchrun_api.kinds.resources import JOBS, PODS
 from unit.reconcile.orphaning import SUFFIX, add_copy, job_named, orphan
 from world import World, make_job, make_queue
 

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from queueing import NOW
 from torchrun_api import names
-from torchrun_api.core import Pod
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.resources import PODS
 from torchrun_controller.reconcile.gang.cleanup import end_pods
 from torchrun_controller.reconcile.model.plan import Delete
 from unit.reconcile.failing import fail, running

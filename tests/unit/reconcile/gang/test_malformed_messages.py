@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import malformed
-from torchrun_api.core import Job
-from torchrun_api.kinds import JOBS
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.core import Job
+from torchrun_api.kinds.resources import JOBS
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang import gang
 from unit.reconcile.failing import fail, running
 from world import ZIP, World, make_job, make_queue

@@ -5,9 +5,9 @@ from datetime import timedelta
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
-from torchrun_api.status import MOST_GANGS
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, PODS
+from torchrun_api.kinds.status import MOST_GANGS
 from torchrun_controller.reconcile.gang.fence import format_time
 from torchrun_controller.reconcile.gang.gang import has_ended
 from unit.reconcile.failing import disrupt, fail, running

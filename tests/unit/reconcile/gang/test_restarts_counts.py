@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.reconcile.gang.gang import unrecorded_ends
 from unit.reconcile.failing import fail, running
 from world import make_queue

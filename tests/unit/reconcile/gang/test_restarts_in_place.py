@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from torchrun_api import contract
+from torchrun_api.contract import launch
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import JOBS
-from torchrun_api.status import MOST_GANGS
+from torchrun_api.kinds.resources import JOBS
+from torchrun_api.kinds.status import MOST_GANGS
 from torchrun_controller.cache.progress_reports import Reports
 from torchrun_controller.reconcile import Defaults, reconcile
 from torchrun_controller.reconcile.model.observed import Installed, RestartsInPlace
@@ -29,7 +29,7 @@ def limits_of_next_gang(world: World, defaults: Defaults) -> JsonObject | None:
     applies = reconcile(world.observed(), world.now, defaults).applies
     child = next(apply for apply in applies if apply.kind is JOBS)
     environment = child.body["spec"]["template"]["spec"]["containers"][0]["env"]  # type: ignore[index, call-overload]
-    name = contract.IN_PLACE_RESTARTS.name
+    name = launch.IN_PLACE_RESTARTS.name
     values = [variable["value"] for variable in environment if variable["name"] == name]  # type: ignore[index, union-attr, call-overload]
     return json.loads(str(values[0])) if values else None
 

@@ -5,8 +5,8 @@ The template of its pods opens the gate. Kueue's Jobs wait for the controller, s
 
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition, ConditionStatus
+from torchrun_api.kinds.meta import Condition, ConditionStatus
+from torchrun_api.kinds.resources import JOBS, PODS
 from torchrun_controller.reconcile import Defaults
 from world import World, make_job, make_queue
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.status import Attempt
+from torchrun_api.kinds.resources import JOBS, PODS
+from torchrun_api.kinds.status import Attempt
 from torchrun_controller.reconcile.gang import restarts
 from world import START, World, make_job, make_queue
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import Job
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.core import Job
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, PODS
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, lose, running

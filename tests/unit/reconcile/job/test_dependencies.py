@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from torchrun_api.admission import Dependency
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kinds import JOBS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.admission import Dependency
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import JOBS, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile.job.dependencies import follow
 from torchrun_controller.reconcile.model.observed import Conflict, Observed
 from world import START, ZIP, World, make_job, make_queue

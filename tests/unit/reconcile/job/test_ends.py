@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.kinds import CLAIMS, JOBS, PODS, SERVICES
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS, SERVICES
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from world import ZIP, World, make_job, make_queue
 

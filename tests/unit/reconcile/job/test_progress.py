@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.status import Progress
+from torchrun_api.kinds.status import Progress
 from torchrun_controller.reconcile import Defaults, Plan, StatusWrite, reconcile
 from world import World, make_job, make_queue
 

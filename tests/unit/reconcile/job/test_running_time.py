@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import ContainerState, ContainerStatus, StateRunning, StateWaiting
-from torchrun_api.kinds import JOBS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.core import ContainerState, ContainerStatus, StateRunning, StateWaiting
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS

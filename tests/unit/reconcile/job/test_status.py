@@ -5,9 +5,9 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.admission import Dependency
-from torchrun_api.core import Pod
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.admission import Dependency
+from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.meta import Condition
 from torchrun_controller.reconcile.model.observed import (
     FailedRound,
     Rejection,

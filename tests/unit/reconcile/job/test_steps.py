@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.job import TorchrunJob
 from torchrun_api.json import JsonObject
-from torchrun_api.kinds import CLAIMS, JOBS, SERVICES
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.resources import CLAIMS, JOBS, SERVICES
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.job import steps
 from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.decisions import Decision

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import Job, Pod
-from torchrun_api.kinds import CLAIMS, JOBS, SERVICES, Kind
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.core import Job, Pod
+from torchrun_api.kinds.resources import CLAIMS, JOBS, SERVICES, Kind
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile import Observed
 from torchrun_controller.reconcile.job.writes import find_checks
 from torchrun_controller.reconcile.model.observed import ObservedGang

@@ -3,7 +3,7 @@
 import phases_page
 import pytest
 
-from torchrun_api.status import PHASES, TERMINAL, UNFINISHED, WAITING
+from torchrun_api.kinds.status import PHASES, TERMINAL, UNFINISHED, WAITING
 from torchrun_controller.reconcile.job.running import gang_exists
 from torchrun_controller.reconcile.job.steps import STEPS
 from torchrun_controller.reconcile.model.phases import (

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from torchrun_api.kinds import CLAIMS, PODS, TORCHRUN_JOBS
+from torchrun_api.kinds.resources import CLAIMS, PODS, TORCHRUN_JOBS
 from torchrun_controller.reconcile.model.times import seconds_left
 from world import START, ZIP, World, make_job, make_queue
 

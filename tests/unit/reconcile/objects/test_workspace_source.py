@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from torchrun_api import names
-from torchrun_api.kinds import CLAIMS, PODS
+from torchrun_api.kinds.resources import CLAIMS, PODS
 from world import World, make_job, make_queue
 
 GIT = {

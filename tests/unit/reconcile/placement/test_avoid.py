@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from torchrun_api.status import Attempt
+from torchrun_api.kinds.status import Attempt
 from torchrun_controller.reconcile.placement import hostnames, nodes_to_avoid
 from world import World, make_job, make_queue
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import Node
+from torchrun_api.kinds.core import Node
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.plan import Plan
 from world import World, make_job, make_queue

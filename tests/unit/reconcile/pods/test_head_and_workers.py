@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, PODS
 from torchrun_controller.reconcile import Conflict
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.pods import head_and_workers

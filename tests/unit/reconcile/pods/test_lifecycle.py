@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from admitting import running
-from torchrun_api.core import JobStatus
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.core import JobStatus
+from torchrun_api.kinds.meta import Condition
 from torchrun_controller.reconcile.pods.lifecycle import may_create_pods
 from world import START
 

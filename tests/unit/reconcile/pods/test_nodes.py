@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import (
+from torchrun_api.kinds.core import (
     Node,
     NodeCondition,
     NodeMeta,
@@ -16,7 +16,7 @@ from torchrun_api.core import (
     PodStatus,
     Taint,
 )
-from torchrun_api.meta import ChildMeta, Condition, ConditionStatus
+from torchrun_api.kinds.meta import ChildMeta, Condition, ConditionStatus
 from torchrun_controller.reconcile.pods import nodes
 from unit.reconcile.losing import OUT_OF_SERVICE, begin, running
 from world import World

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import ContainerState, ContainerStatus, StateWaiting
-from torchrun_api.kinds import CLAIMS, JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.core import ContainerState, ContainerStatus, StateWaiting
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS
 from torchrun_controller.reconcile import Rejection, reconcile
 from torchrun_controller.reconcile.model.observed import RefusedWrites
 from torchrun_controller.reconcile.pods.waiting import explain_refusal

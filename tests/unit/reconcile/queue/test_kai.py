@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from queue_world import KAI, NOTHING, QueueWorld, a_job, kai_queue, make_trq
 from torchrun_api import names
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_controller.reconcile.queue import QueuePlan
 from world import DEFAULTS
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from queue_world import KAI, QueueWorld, a_job, kai_queue, make_trq
 from torchrun_api import names
-from torchrun_api.meta import Condition
-from torchrun_api.queue import QueueAdmission
-from torchrun_api.status import TorchrunJobStatus, WorkersStatus
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.queue import QueueAdmission
+from torchrun_api.kinds.status import TorchrunJobStatus, WorkersStatus
 from torchrun_controller.reconcile.queue import QueuePlan
 from world import START
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from admitting import running
 from queue_lab import pods_of
 from torchrun_api import names
-from torchrun_api.job import JobNodeResources
+from torchrun_api.kinds.job import JobNodeResources
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
 from torchrun_controller.reconcile.admission.model import Preemption

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import SchedulingGroup
-from torchrun_api.meta import Condition, OwnerReference
+from torchrun_api.kinds.core import SchedulingGroup
+from torchrun_api.kinds.meta import Condition, OwnerReference
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.kueue import KUEUE_WORKLOADS
 from torchrun_controller.reconcile.schedulers.native import NATIVE_GROUPS

@@ -7,8 +7,8 @@ import yaml
 from msgspec.structs import replace
 
 from shell_world import GOLDEN, ShellWorld, compare
-from torchrun_api.kinds import JOBS, TORCHRUN_JOBS, Kind
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, TORCHRUN_JOBS, Kind
 from torchrun_controller.reconcile.model.observed import Installed
 from torchrun_controller.reconcile.schedulers.coscheduling import COSCHEDULING_POD_GROUPS
 from torchrun_controller.reconcile.schedulers.kai import KAI_POD_GROUPS

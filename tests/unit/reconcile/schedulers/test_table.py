@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import torchrun_controller
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS, GangScheduling
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS, GangScheduling
 from torchrun_controller.reconcile.schedulers.table import API_GROUPS, GROUP_KINDS, SCHEDULERS
 
 

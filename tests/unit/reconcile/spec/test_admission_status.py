@@ -5,12 +5,12 @@ from msgspec.structs import replace
 
 from admitting import QUOTA, running, submitted
 from queue_lab import pods_of
-from torchrun_api.admission import Admission
-from torchrun_api.job import Head, JobNodeResources
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
-from torchrun_api.shared import PodTemplate
-from torchrun_api.status import TorchrunJobStatus
+from torchrun_api.kinds.admission import Admission
+from torchrun_api.kinds.job import Head, JobNodeResources
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, PODS
+from torchrun_api.kinds.shared import PodTemplate
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.spec import admission_status
 from world import ZIP, World, make_job, make_queue
 

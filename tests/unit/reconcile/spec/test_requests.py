@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from admitting import running
-from torchrun_api.core import Job
+from torchrun_api.kinds.core import Job
 from torchrun_controller.reconcile.spec.requests import (
     GangRequests,
     admission_of,

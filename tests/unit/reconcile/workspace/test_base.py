@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import ClaimSpec, ClaimStatus, PersistentVolumeClaim, Pod
-from torchrun_api.kinds import CLAIMS, PODS
-from torchrun_api.meta import ChildLabels, ChildMeta
+from torchrun_api.kinds.core import ClaimSpec, ClaimStatus, PersistentVolumeClaim, Pod
+from torchrun_api.kinds.meta import ChildLabels, ChildMeta
+from torchrun_api.kinds.resources import CLAIMS, PODS
 from unit.reconcile.workspace.reloading import annotate, body, syncing, variables
 from world import START, ZIP, World, make_job, make_queue
 

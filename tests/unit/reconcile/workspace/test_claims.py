@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import PersistentVolumeClaim
-from torchrun_api.kinds import CLAIMS, JOBS, PODS
-from torchrun_api.meta import ChildLabels, ChildMeta
+from torchrun_api.kinds.core import PersistentVolumeClaim
+from torchrun_api.kinds.meta import ChildLabels, ChildMeta
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS
 from torchrun_controller.reconcile.model.plan import Plan
 from world import ZIP, World, make_job, make_queue
 

@@ -4,15 +4,15 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import (
+from torchrun_api.kinds.core import (
     ContainerState,
     ContainerStatus,
     StateRunning,
     StateTerminated,
     StateWaiting,
 )
-from torchrun_api.kinds import CLAIMS, JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS
 from world import ZIP, World, make_job, make_queue
 
 DIRECT = {"workspace": {"source": "zip", "delivery": "direct"}}

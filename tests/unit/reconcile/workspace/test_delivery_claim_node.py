@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.kinds import JOBS, PODS
+from torchrun_api.kinds.resources import JOBS, PODS
 from world import ZIP, World, make_job, make_queue
 
 DIGEST, TOKEN = "a" * 64, "e" * 64

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from torchrun_api.core import (
+from torchrun_api.kinds.core import (
     ContainerState,
     ContainerStatus,
     Pod,
@@ -12,7 +12,7 @@ from torchrun_api.core import (
     StateRunning,
     StateTerminated,
 )
-from torchrun_api.meta import ChildMeta, Condition
+from torchrun_api.kinds.meta import ChildMeta, Condition
 from torchrun_controller.reconcile.workspace.helper_pods import (
     SyncMessage,
     container_end,

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import ContainerStatus
-from torchrun_api.job import Volumes
-from torchrun_api.kinds import CLAIMS, JOBS, PODS
-from torchrun_api.workspace import WorkspaceVolume
+from torchrun_api.kinds.core import ContainerStatus
+from torchrun_api.kinds.job import Volumes
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS
+from torchrun_api.kinds.workspace import WorkspaceVolume
 from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.workspace.sync_pods import is_current
 from world import ZIP, World, make_job, make_queue

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.kinds import CLAIMS, JOBS, PODS
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS
 from unit.reconcile.workspace.reloading import (
     TOKEN,
     annotate,

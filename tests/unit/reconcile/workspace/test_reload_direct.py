@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api import names
-from torchrun_api.core import ContainerState, ContainerStatus, StateTerminated
-from torchrun_api.kinds import PODS
+from torchrun_api.kinds.core import ContainerState, ContainerStatus, StateTerminated
+from torchrun_api.kinds.resources import PODS
 from world import World, make_job, make_queue
 
 FIRST, SECOND = "10.0.0.7", "10.0.0.8"

@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from torchrun_api.core import ContainerState, ContainerStatus, StateWaiting
-from torchrun_api.kinds import JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.core import ContainerState, ContainerStatus, StateWaiting
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import JOBS, PODS
 from world import ZIP, World, make_job, make_queue
 
 DIGEST = {"torchrun.ai/workspace-sha256": "ab" * 32}

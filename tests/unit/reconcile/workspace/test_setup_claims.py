@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchrun_api.kinds import CLAIMS, JOBS, PODS
-from torchrun_api.meta import Condition
+from torchrun_api.kinds.meta import Condition
+from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS
 from world import ZIP, World, make_job, make_queue
 
 DIGEST = {"torchrun.ai/workspace-sha256": "ab" * 32}

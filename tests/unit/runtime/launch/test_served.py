@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchrun_api.contents import Manifest
+from torchrun_api.contract.contents import Manifest
 from torchrun_runtime.launch import served
 from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.served import ServedWorkspace, Server

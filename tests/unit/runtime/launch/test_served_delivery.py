@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from ports import refusing_port
-from torchrun_api.contents import Manifest
+from torchrun_api.contract.contents import Manifest
 from torchrun_runtime.launch import served
 from torchrun_runtime.launch.cause import LaunchError
 from torchrun_runtime.launch.served import Server, fetch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.contents import Entry, Manifest
+from torchrun_api.contract.contents import Entry, Manifest
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.assemble import Assembly
 from torchrun_runtime.sync.claim import Claim

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.contents import Entry, Manifest
+from torchrun_api.contract.contents import Entry, Manifest
 from torchrun_runtime.serve import tree as serve
 from torchrun_runtime.sync import fetch
 from torchrun_runtime.sync.assemble import Assembly

@@ -1,6 +1,6 @@
 """The table of sources that a sync pod fetches."""
 
-from torchrun_api.workspace import FETCHED_SOURCES
+from torchrun_api.kinds.workspace import FETCHED_SOURCES
 from torchrun_runtime.sync.fetch import FETCHERS
 
 

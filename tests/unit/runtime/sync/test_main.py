@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_api.contents import Entry, Manifest, pack
+from torchrun_api.contract.contents import Entry, Manifest, pack
 from unit.runtime.launching import unread_pipe
 from unit.runtime.syncing import (
     Client,

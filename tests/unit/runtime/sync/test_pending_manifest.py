@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles import examples
-from torchrun_api.contents import Entry, Manifest, ManifestError, pack, parse, unpack
+from torchrun_api.contract.contents import Entry, Manifest, ManifestError, pack, parse, unpack
 from torchrun_runtime.sync.assemble import ranges
 from torchrun_runtime.sync.claim import Claim, Marker
 from unit.runtime import syncing

@@ -6,7 +6,7 @@ import base64
 import msgspec
 import pytest
 
-from torchrun_api.status import Progress
+from torchrun_api.kinds.status import Progress
 from torchrun_controller.cache.progress_reports import ReportingWorker, Reports
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
 from torchrun_controller.serving.progress import endpoint

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles import examples
-from torchrun_api.contents import Manifest
+from torchrun_api.contract.contents import Manifest
 from torchrun_runtime.sync.archives.zip import extract
 from torchrun_runtime.sync.errors import ArchiveError, SyncError
 from torchrun_runtime.sync.settings import ArchiveLimits

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_a
 
 from msgspec import Meta, field
 
-from torchrun_api.admission import (
+from torchrun_api.kinds.admission import (
     JobLimits,
     JobPriority,
     QueueAdmission,
@@ -13,12 +13,19 @@ from torchrun_api.admission import (
     Topology,
     Weight,
 )
-from torchrun_api.gang_schedulers import GANG_SCHEDULERS, GangScheduling
-from torchrun_api.meta import Condition, ObjectMeta, Wire
-from torchrun_api.names import MAX_LABEL
-from torchrun_api.reliability import Reliability
-from torchrun_api.schema import BY_NAME, BY_TYPE, Embedded, Quantity, RemovedField, Rule, one_of
-from torchrun_api.shared import (
+from torchrun_api.kinds.gang_schedulers import GANG_SCHEDULERS, GangScheduling
+from torchrun_api.kinds.meta import Condition, ObjectMeta, Wire
+from torchrun_api.kinds.reliability import Reliability
+from torchrun_api.kinds.schema import (
+    BY_NAME,
+    BY_TYPE,
+    Embedded,
+    Quantity,
+    RemovedField,
+    Rule,
+    one_of,
+)
+from torchrun_api.kinds.shared import (
     EXISTING_CLAIM,
     LOCAL_CHECKPOINTS,
     ONE_SIZE,
@@ -44,6 +51,7 @@ from torchrun_api.shared import (
     StorageClassName,
     Tolerations,
 )
+from torchrun_api.names import MAX_LABEL
 
 PodSecurity = Literal["baseline", "restricted"]
 

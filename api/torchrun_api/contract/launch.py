@@ -1,11 +1,11 @@
-"""The environment variables of workers, each declared once. `workspace_contract` has the others.
+"""The environment variables of workers, each declared once. `sync` has the others.
 
 The controller writes them with `Variable.env_var`. The launcher runs in the user's image and cannot
 import this module: `make generate` writes its module, runtime/torchrun_runtime/launch/contract.py,
 and docs/environment.md from here (see `contract_reference`).
 """
 
-from torchrun_api.variable import (
+from torchrun_api.contract.variable import (
     CONTROLLER,
     COUNT,
     JSON,

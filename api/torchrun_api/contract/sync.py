@@ -4,7 +4,7 @@ The controller writes them with `Variable.env_var`, and the programs of the pods
 `Variable.read`. `make generate` writes docs/environment.md from here (see `contract_reference`).
 """
 
-from torchrun_api.variable import (
+from torchrun_api.contract.variable import (
     CONTROLLER,
     COUNT,
     PATH,

@@ -4,9 +4,9 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from torchrun_api.meta import Time, Wire
-from torchrun_api.schema import Quantity, Rule
-from torchrun_api.shared import ObjectName
+from torchrun_api.kinds.meta import Time, Wire
+from torchrun_api.kinds.schema import Quantity, Rule
+from torchrun_api.kinds.shared import ObjectName
 
 Weight = Annotated[
     int,

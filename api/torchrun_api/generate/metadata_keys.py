@@ -24,7 +24,7 @@ Sort = Literal["label", "annotation", "finalizer"]
 _PAGE = """# Labels and annotations
 
 Select the objects of a job by their labels, and find out who writes an annotation. `make
-generate` writes this page from `api/torchrun_api/metadata_keys.py`.
+generate` writes this page from `api/torchrun_api/generate/metadata_keys.py`.
 
 Do not change the keys that the controller writes: it decides by them. Keys without a reader are
 for your selectors, policies and dashboards. Pods of jobs also get the labels of `spec.labels` and

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from torchrun_api.meta import Wire
-from torchrun_api.schema import Quantity, Rule
-from torchrun_api.shared import (
+from torchrun_api.kinds.meta import Wire
+from torchrun_api.kinds.schema import Quantity, Rule
+from torchrun_api.kinds.shared import (
     ClaimAccessMode,
     Delivery,
     ImageName,

@@ -3,7 +3,7 @@
 from msgspec import field
 
 from torchrun_api.json import JsonObject
-from torchrun_api.meta import ObjectMeta, Wire
+from torchrun_api.kinds.meta import ObjectMeta, Wire
 
 
 class KaiQueue(Wire, frozen=True, kw_only=True):

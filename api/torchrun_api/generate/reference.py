@@ -4,8 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from torchrun_api.generate.structural import NOT_SUPPORTED
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.structural import NOT_SUPPORTED
 
 _HEAD = """# API reference
 

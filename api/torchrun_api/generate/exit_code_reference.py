@@ -1,16 +1,16 @@
-"""Write the reference of exit codes: python -m torchrun_api.exit_code_reference FILE."""
+"""Write the reference of exit codes: python -m torchrun_api.generate.exit_code_reference FILE."""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchrun_api import exit_codes
-from torchrun_api.exit_codes import ExitStatus
+from torchrun_api.contract import exit_codes
+from torchrun_api.contract.exit_codes import ExitStatus
 
 _OPENING = """# Exit codes
 
 Find out what an exit code means, in a script or in `kubectl describe pod`. `make generate` writes
-this page from `api/torchrun_api/exit_codes.py`.
+this page from `api/torchrun_api/contract/exit_codes.py`.
 
 """
 _WORKERS = """The container `trainer` of a worker runs the launcher, which runs the command.

@@ -3,9 +3,9 @@
 The change that supports a field removes it from this list. So no field is silently ignored.
 """
 
-from torchrun_api.job import TorchrunJobSpec
-from torchrun_api.queue import TorchrunQueueSpec
-from torchrun_api.shared import RdzvBackend
+from torchrun_api.kinds.job import TorchrunJobSpec
+from torchrun_api.kinds.queue import TorchrunQueueSpec
+from torchrun_api.kinds.shared import RdzvBackend
 
 
 def not_yet_supported(job: TorchrunJobSpec, queue: TorchrunQueueSpec) -> tuple[str, ...]:

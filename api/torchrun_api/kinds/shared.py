@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from torchrun_api.meta import Wire
-from torchrun_api.schema import Embedded, Quantity, Rule
+from torchrun_api.kinds.meta import Wire
+from torchrun_api.kinds.schema import Embedded, Quantity, Rule
 
 AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
 RdzvBackend = Literal["static", "c10d", "etcd-v2", "etcd"]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from torchrun_api.json import JsonObject
-from torchrun_api.quantity import MAX_LENGTH, PATTERN
+from torchrun_api.kinds.quantity import MAX_LENGTH, PATTERN
 
 
 class Rule(Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import field
 
-from torchrun_api.meta import ChildMeta, Condition, ConditionStatus, Wire
+from torchrun_api.kinds.meta import ChildMeta, Condition, ConditionStatus, Wire
 
 PodPhase = Literal["", "Pending", "Running", "Succeeded", "Failed", "Unknown"]
 

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
-from torchrun_api.admission import Admission, MetDependency
-from torchrun_api.meta import Condition, Time, Wire
+from torchrun_api.kinds.admission import Admission, MetDependency
+from torchrun_api.kinds.meta import Condition, Time, Wire
+from torchrun_api.kinds.reliability import QueuePolicy
+from torchrun_api.kinds.schema import BY_NAME, BY_TYPE, one_of
 from torchrun_api.names import MOST_GANGS
-from torchrun_api.reliability import QueuePolicy
-from torchrun_api.schema import BY_NAME, BY_TYPE, one_of
 
 Phase = Literal[
     "Pending",

@@ -4,12 +4,11 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from torchrun_api.admission import Dependency, JobPriority, Topology
-from torchrun_api.meta import ObjectMeta, Wire
-from torchrun_api.names import MAX_JOB_NAME
-from torchrun_api.reliability import Reliability
-from torchrun_api.schema import BY_NAME, Embedded, Quantity, Rule
-from torchrun_api.shared import (
+from torchrun_api.kinds.admission import Dependency, JobPriority, Topology
+from torchrun_api.kinds.meta import ObjectMeta, Wire
+from torchrun_api.kinds.reliability import Reliability
+from torchrun_api.kinds.schema import BY_NAME, Embedded, Quantity, Rule
+from torchrun_api.kinds.shared import (
     Affinity,
     CheckpointsOverride,
     Dataset,
@@ -26,8 +25,9 @@ from torchrun_api.shared import (
     StringMap,
     Tolerations,
 )
-from torchrun_api.status import TorchrunJobStatus
-from torchrun_api.workspace import WorkspaceVolume
+from torchrun_api.kinds.status import TorchrunJobStatus
+from torchrun_api.kinds.workspace import WorkspaceVolume
+from torchrun_api.names import MAX_JOB_NAME
 
 
 class Elastic(Wire, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ The kinds of a gang scheduler are in its file in `reconcile/schedulers`.
 
 from typing import Any, TypeAlias
 
-from torchrun_api.core import (
+from torchrun_api.kinds.core import (
     CoreEvent,
     Job,
     KubernetesSecret,
@@ -16,11 +16,11 @@ from torchrun_api.core import (
     SchedulingGroup,
     Service,
 )
-from torchrun_api.extras import KaiQueue
-from torchrun_api.job import TorchrunJob
-from torchrun_api.kind import Kind as Kind
-from torchrun_api.kind import Object as Object
-from torchrun_api.queue import TorchrunQueue
+from torchrun_api.kinds.extras import KaiQueue
+from torchrun_api.kinds.job import TorchrunJob
+from torchrun_api.kinds.kind import Kind as Kind
+from torchrun_api.kinds.kind import Object as Object
+from torchrun_api.kinds.queue import TorchrunQueue
 
 TORCHRUN_JOBS = Kind("torchrun.ai", "v1alpha1", "torchrunjobs", "TorchrunJob", TorchrunJob)
 TORCHRUN_QUEUES = Kind("torchrun.ai", "v1alpha1", "torchrunqueues", "TorchrunQueue", TorchrunQueue)

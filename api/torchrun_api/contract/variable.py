@@ -1,4 +1,4 @@
-"""The type of environment variables of pods. `contract` and `workspace_contract` declare them."""
+"""The type of environment variables of pods. `launch` and `sync` declare them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, get_a
 
 from msgspec import Meta
 
-from torchrun_api.meta import Wire
-from torchrun_api.schema import RemovedField, Rule, one_of
-from torchrun_api.shared import RestartCount
+from torchrun_api.kinds.meta import Wire
+from torchrun_api.kinds.schema import RemovedField, Rule, one_of
+from torchrun_api.kinds.shared import RestartCount
 
 ExitCode = Annotated[int, Meta(ge=1, le=255)]
 Signal = Annotated[int, Meta(ge=1, le=64)]

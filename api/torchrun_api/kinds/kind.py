@@ -4,8 +4,8 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
-from torchrun_api.core import NodeMeta
-from torchrun_api.meta import ChildMeta, ObjectMeta
+from torchrun_api.kinds.core import NodeMeta
+from torchrun_api.kinds.meta import ChildMeta, ObjectMeta
 
 
 class Object(Protocol):

@@ -1,19 +1,20 @@
-"""A module, a page and help texts, generated from `contract` and `workspace_contract`.
+"""A module, a page and help texts, generated from `contract.launch` and `contract.sync`.
 
-python -m torchrun_api.contract_reference LAUNCHER_MODULE PAGE
+python -m torchrun_api.generate.contract_reference LAUNCHER_MODULE PAGE
 """
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchrun_api import contents, contract, exit_codes, names, peer_loss, workspace_contract
-from torchrun_api.variable import LAUNCHER, RANK, SERVE, SYNC, TORCHRUN, USER, Variable
+from torchrun_api import names
+from torchrun_api.contract import contents, exit_codes, launch, peer_loss, sync
+from torchrun_api.contract.variable import LAUNCHER, RANK, SERVE, SYNC, TORCHRUN, USER, Variable
 
 # In the order of their declarations, by the name of the constant.
 VARIABLES: dict[str, Variable[str] | Variable[int] | Variable[object]] = {
     name: value
-    for module in (contract, workspace_contract)
+    for module in (launch, sync)
     for name, value in vars(module).items()
     if isinstance(value, Variable)
 }
@@ -45,7 +46,7 @@ With `launcher: none` they are not set. The launcher also puts a directory at th
 `PYTHONPATH`, for reports of exceptions. It sets `PYTHONUNBUFFERED`, `PYTHONFAULTHANDLER` and
 `SPT_NOENV` to 1 unless the pod has them.
 
-`make generate` writes this page from `api/torchrun_api/contract.py` and `workspace_contract.py`.
+`make generate` writes this page from `api/torchrun_api/contract/launch.py` and `sync.py`.
 
 """
 _SECTIONS = (
@@ -87,7 +88,7 @@ def launcher_module() -> str:
     lines += [f"{name} = {getattr(exit_codes, name)}" for name in exit_codes.LAUNCHER_CONSTANTS]
     lines += ["", "# Of a workspace: its marker, and the most bytes that its manifest may have."]
     lines += [f'MARKER = "{contents.MARKER}"', f"LARGEST_MANIFEST = {contents.LARGEST_TEXT}"]
-    lines += ["", "# What follows PROGRESS_URL.", f'PROGRESS_PATH = "{contract.PROGRESS_PATH}"']
+    lines += ["", "# What follows PROGRESS_URL.", f'PROGRESS_PATH = "{launch.PROGRESS_PATH}"']
     lines += ["", "# Of the message of a rank that lost its peer, without regard to case."]
     lines += ["PEER_LOSS = (", *(f'    r"{text}",' for text in peer_loss.PEER_LOSS), ")"]
     return "\n".join(lines) + "\n"

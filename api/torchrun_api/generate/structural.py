@@ -13,7 +13,7 @@ from inspect import cleandoc
 from msgspec import inspect
 
 from torchrun_api.json import JsonObject, JsonValue
-from torchrun_api.schema import RemovedField, Rule
+from torchrun_api.kinds.schema import RemovedField, Rule
 
 # The description of a removed field begins with it.
 NOT_SUPPORTED = "Not supported."

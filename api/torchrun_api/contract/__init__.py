@@ -1,0 +1,1 @@
+"""What programs in pods agree on with the controller and the plugin."""

@@ -1,0 +1,1 @@
+"""From the types to CRDs and reference pages, for `make generate`."""

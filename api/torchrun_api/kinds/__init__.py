@@ -1,0 +1,1 @@
+"""What users write, and the parts of core kinds that the code reads."""
