@@ -32,6 +32,8 @@ UNFINISHED: tuple[Phase, ...] = tuple(phase for phase in PHASES if phase not in 
 # A job in one of these phases waits, but not for its user.
 WAITING: tuple[Phase, ...] = ("Pending", "Syncing", "Queued", "Preempted")
 
+LONGEST_PATH = 1024  # characters of the path of a checkpoint
+
 # The status names the next gang, so it has this limit too; counters stop there.
 Gangs = Annotated[int, Meta(ge=0, le=MOST_GANGS)]
 
@@ -109,6 +111,23 @@ class Progress(Wire, frozen=True, kw_only=True):
         ),
     ] = None
     time: Annotated[Time | None, Meta(description="Time of the report.")] = None
+
+
+class Checkpoint(Wire, frozen=True, kw_only=True):
+    """A complete checkpoint, as the ranks report it by torchrun_progress.checkpoint."""
+
+    step: Annotated[int, Meta(ge=0, le=2**53, description="Steps that it contains.")]
+    path: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=LONGEST_PATH,
+            description="Absolute path in the pods, or a URL, as rank 0 names it.",
+        ),
+    ]
+    time: Annotated[
+        Time, Meta(description="Time at which rank 0 had saved it. A newer one has a later time.")
+    ]
 
 
 class UnfencedWorker(Wire, frozen=True, kw_only=True):
@@ -260,6 +279,17 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     )
     last_failure: LastFailure | None = None
     progress: Progress | None = None
+    last_checkpoint: Annotated[
+        Checkpoint | None,
+        Meta(
+            description="Newest complete checkpoint. The ranks of the next round or attempt find it"
+            " in the file of TORCHRUN_RESUME_FILE, if it exists on every node."
+        ),
+    ] = None
+    earlier_checkpoints: Annotated[
+        tuple[Checkpoint, ...],
+        Meta(max_length=2, description="Complete checkpoints before the last one, newest first."),
+    ] = ()
     dependencies_met: Annotated[
         tuple[MetDependency, ...],
         Meta(
