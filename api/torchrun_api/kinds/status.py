@@ -290,6 +290,18 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         tuple[Checkpoint, ...],
         Meta(max_length=2, description="Complete checkpoints before the last one, newest first."),
     ] = ()
+    estimated_remaining_seconds: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=2_147_483_647,
+                description="Time until the last step, by progress. Unset unless the job runs and"
+                " its ranks have reported a rate and a total since they started.",
+            ),
+        ]
+        | None
+    ) = None
     dependencies_met: Annotated[
         tuple[MetDependency, ...],
         Meta(

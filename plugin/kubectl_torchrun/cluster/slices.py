@@ -134,6 +134,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     num_nodes: int | None = None
     gpus: int | None = None
     progress: ProgressSlice | None = None
+    estimated_remaining_seconds: int | None = None
     attempt: int = 0
     conditions: tuple[Condition, ...] = ()
     last_failure: FailureSlice | None = None

@@ -374,9 +374,7 @@ class _LocalRun:
         for line in status_lines(job):
             self._terminal.note(line)
         if job.status.progress is not None:
-            self._terminal.note(
-                f"  progress: {progress_line(job.status.progress, None, running=False)}"
-            )
+            self._terminal.note(f"  progress: {progress_line(job.status)}")
         return RUN_FAILED
 
     def _slice(self) -> JobSlice:

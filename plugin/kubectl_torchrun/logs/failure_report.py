@@ -58,8 +58,7 @@ def print_report(target: Target, name: str, form: str = "") -> int:
         if repeated is not None:
             echo(f"  {repeated.describe()}".replace("\n", "\n  "))
         if job.status.progress is not None:
-            running = job.status.phase == "Running"
-            echo(f"  progress: {progress_line(job.status.progress, None, running=running)}")
+            echo(f"  progress: {progress_line(job.status)}")
         for each in (evidence, edit):
             _print(each)
     return 0

@@ -171,8 +171,7 @@ def view(
         style(phase_text, **phase_style(phase)) + headline[len(phase_text) :],
     ]
     if status.progress is not None:
-        running = status.phase == "Running"
-        lines.append(output.cut(progress_line(status.progress, width, running=running), width))
+        lines.append(output.cut(progress_line(status, width), width))
     for line in details:
         lines += _wrap(line, width)
     table = pod_table(pods, width, wide=wide)

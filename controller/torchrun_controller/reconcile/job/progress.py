@@ -1,4 +1,4 @@
-"""When a progress report of a worker is copied into the status, and what of it."""
+"""When a progress report of a worker is copied into the status, what of it, and the time left."""
 
 import math
 from datetime import datetime, timedelta
@@ -10,6 +10,7 @@ from torchrun_api.kinds.status import Progress
 # Least time between two writes of the status for the progress alone.
 INTERVAL = timedelta(seconds=10)
 RATE_SECONDS = 60.0  # time constant of the average of stepsPerSecond
+_LONGEST = 2**31 - 1  # seconds; the field has 32 bits in Kubeflow Trainer (KEP-2779)
 _DIGITS = 4  # significant digits: kubectl prints the numbers of the status unchanged
 
 
@@ -18,20 +19,34 @@ def choose_progress(
     report: Progress | None,
     now: datetime,
     *,
-    gang_start: datetime | None,
+    ranks_start: datetime | None,
     has_ended: bool,
 ) -> Progress | None:
     """Return the newest report, but at most one per INTERVAL; always the last one at the end.
 
-    `last_progress` is that of the status. gang_start: when the current gang was created. An older
-    `last_progress` is of another gang.
+    `last_progress` is that of the status. ranks_start: when the ranks that run started, at the
+    earliest. An older `last_progress` is of other ranks.
     """
     if report is None or _shows(last_progress, report):
         return last_progress
     if not has_ended and _seconds_left(last_progress, now) > 0:
         return last_progress
-    rate = _steps_per_second(last_progress, report, gang_start)
+    rate = _steps_per_second(last_progress, report, ranks_start)
     return replace(_rounded(report), steps_per_second=_round(rate))
+
+
+def estimate_remaining(progress: Progress | None, ranks_start: datetime | None) -> int | None:
+    """Return the seconds from the time of the report to the last step; None if unknown.
+
+    It depends on a report in the status alone, so it causes no write of the status. ranks_start: as
+    for `choose_progress`.
+    """
+    if progress is None or progress.step is None or not progress.total_steps:
+        return None
+    if not progress.steps_per_second or _is_older(progress, ranks_start):
+        return None
+    seconds = (progress.total_steps - progress.step) / progress.steps_per_second
+    return round(min(max(seconds, 0.0), _LONGEST))
 
 
 def next_report(
@@ -67,9 +82,9 @@ def _round(value: float | None) -> float | None:
 
 
 def _steps_per_second(
-    last_progress: Progress | None, report: Progress, gang_start: datetime | None
+    last_progress: Progress | None, report: Progress, ranks_start: datetime | None
 ) -> float | None:
-    """Return the average rate of the current gang; None before its second report.
+    """Return the average rate of the ranks that run; None before their second report.
 
     Restarts from the newest two reports if the steps or the clock went back.
     """
@@ -77,7 +92,7 @@ def _steps_per_second(
         return None
     if report.step is None or report.time is None:
         return None
-    if gang_start is not None and last_progress.time < gang_start:
+    if _is_older(last_progress, ranks_start):
         return None
     steps, seconds = (
         report.step - last_progress.step,
@@ -90,6 +105,11 @@ def _steps_per_second(
         return newest
     weight = math.exp(-seconds / RATE_SECONDS)
     return weight * average + (1 - weight) * newest
+
+
+def _is_older(progress: Progress, ranks_start: datetime | None) -> bool:
+    """Whether the report may be of ranks that have ended."""
+    return progress.time is None or (ranks_start is not None and progress.time < ranks_start)
 
 
 def _seconds_left(last_progress: Progress | None, now: datetime) -> float:

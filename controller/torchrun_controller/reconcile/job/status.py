@@ -10,7 +10,7 @@ from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.meta import Condition
 from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.kinds.reliability import QueuePolicy
-from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus, WorkersStatus
+from torchrun_api.kinds.status import TERMINAL, Attempt, TorchrunJobStatus, WorkersStatus
 from torchrun_api.kinds.unsupported import not_yet_supported
 from torchrun_controller.reconcile.gang import fence
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
@@ -32,6 +32,7 @@ from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import ROWS, Row, State
 from torchrun_controller.reconcile.model.times import (
     keep_last,
+    running_since,
     seconds_run,
     sync_start,
     whole_attempts,
@@ -96,6 +97,15 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         wrong_ends = [end for end in whole_attempts(attempts) if end.number >= number]
         counts = counts.without(wrong_ends)
         attempts = tuple(end for end in attempts if end not in wrong_ends)
+    start = _ranks_start(observed, attempts)
+    ranks_run = decision.state is State.GANG_RUNNING and observed.gang.restarts.awaits_edit is None
+    last_report = progress.choose_progress(
+        last_status.progress,
+        observed.gang.progress,
+        now,
+        ranks_start=start,
+        has_ended=is_terminal,
+    )
     return TorchrunJobStatus(
         phase=phase,
         observed_generation=job.metadata.generation,
@@ -140,20 +150,27 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         avoided_nodes=nodes_to_avoid(attempts),
         checkpoint_nodes=nodes_with_checkpoints(job, observed.gang)[:MOST_HOSTS],
         last_failure=decision.history.failure or last_status.last_failure,
-        progress=progress.choose_progress(
-            last_status.progress,
-            observed.gang.progress,
-            now,
-            gang_start=_gang_start(observed.gang),
-            has_ended=is_terminal,
-        ),
+        progress=last_report,
+        estimated_remaining_seconds=progress.estimate_remaining(last_report, start)
+        if ranks_run
+        else None,
         dependencies_met=dependencies.find_met(job, observed.parents),
     )
 
 
-def _gang_start(gang: ObservedGang) -> datetime | None:
-    """Return when the latest gang was created; None without one."""
-    return gang.current_job.metadata.creation_timestamp if gang.child_jobs else None
+def _ranks_start(observed: Observed, attempts: tuple[Attempt, ...]) -> datetime | None:
+    """Return when the ranks of the latest gang started, at the earliest; None without a gang.
+
+    That is its creation, or the end of its last round in `attempts`, or the time since which the
+    status has it running: a suspended Job resumes with new pods.
+    """
+    if not observed.gang.child_jobs:
+        return None
+    child = observed.gang.current_job
+    number = attempt_of(child)
+    ends = (end.end_time for end in attempts if end.number == number)
+    times = (child.metadata.creation_timestamp, running_since(observed.job.status), *ends)
+    return max((time for time in times if time is not None), default=None)
 
 
 def _queue_policy(

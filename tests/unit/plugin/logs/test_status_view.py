@@ -8,7 +8,7 @@ import click
 import pytest
 from msgspec.structs import replace
 
-from kubectl_torchrun.cluster.slices import ProgressSlice
+from kubectl_torchrun.cluster.slices import JobStatusSlice, ProgressSlice
 from kubectl_torchrun.logs.copies import Place
 from kubectl_torchrun.logs.failure_report import TAIL, attempt_and_node, of_ranks
 from kubectl_torchrun.logs.progress_line import progress_line
@@ -119,59 +119,63 @@ def test_machine_readable_output(laptop: Laptop) -> None:
     assert laptop.run("status", "run", "-o", "json", "--watch").exit_code == 2
 
 
-MORE_THAN_A_DAY = 131_400  # 36 h 30 min in seconds, so that a slow test prints the same hours
+MORE_THAN_A_DAY = 131_400  # seconds: 36 h 30 min
 
 
 @pytest.mark.parametrize(
-    ("progress", "running", "expected"),
+    ("progress", "status", "expected"),
     [
-        pytest.param({"step": 7}, True, "step 7   9h ago", id="no rate"),
+        pytest.param({"step": 7}, {}, "step 7   9h ago", id="no rate"),
         pytest.param(
             {"step": 7, "steps_per_second": 4.217},
-            True,
+            {},
             "step 7   4.22 steps/s   9h ago",
             id="no total",
         ),
         pytest.param(
             {"step": 0, "total_steps": MORE_THAN_A_DAY, "steps_per_second": 1.0},
-            True,
-            f"step 0 of {MORE_THAN_A_DAY} [{'-' * 24}] 0%   1 steps/s   ETA 27h   9h ago",
+            {"estimated_remaining_seconds": MORE_THAN_A_DAY},
+            f"step 0 of {MORE_THAN_A_DAY} [{'-' * 24}] 0%   1 steps/s   ETA 36h   9h ago",
             id="a total",
         ),
         pytest.param(
             {"step": 10, "total_steps": 10, "steps_per_second": 2.0},
-            True,
+            {"estimated_remaining_seconds": 0},
             f"step 10 of 10 [{'#' * 24}] 100%   2 steps/s   ETA 0s   9h ago",
             id="the last step",
         ),
         pytest.param(
             {"step": 7, "steps_per_second": 0.08},
-            True,
+            {},
             "step 7   12.5 s/step   9h ago",
             id="slow steps",
         ),
         pytest.param(
             {"step": 7, "total_steps": 9, "steps_per_second": 0.0, "loss": 2.5},
-            True,
+            {},
             f"step 7 of 9 [{'#' * 19}{'-' * 5}] 78%   loss 2.5   9h ago",
             id="no steps",
         ),
         pytest.param(
             {"step": 5, "total_steps": 10, "steps_per_second": 1.0},
-            False,
+            {"phase": "Queued"},
             f"step 5 of 10 [{'#' * 12}{'-' * 12}] 50%   9h ago",
             id="a job that waits",
         ),
     ],
 )
-def test_progress_in_a_line(progress: dict[str, float], running: bool, expected: str) -> None:
-    time = datetime.now(UTC) - timedelta(hours=9, minutes=10)  # 20 minutes before ETA 26h
+def test_progress_in_a_line(
+    progress: dict[str, float], status: dict[str, object], expected: str
+) -> None:
+    time = datetime.now(UTC) - timedelta(hours=9, minutes=10)
     reported = replace(ProgressSlice(time=time), **progress)
-    assert progress_line(reported, 80, running=running) == expected
+    job_status = replace(JobStatusSlice(phase="Running", progress=reported), **status)
+    assert progress_line(job_status, 80) == expected
 
 
 def test_a_narrow_line_has_no_bar() -> None:
-    assert "#" not in progress_line(ProgressSlice(step=7, total_steps=9), 60, running=True)
+    status = JobStatusSlice(progress=ProgressSlice(step=7, total_steps=9))
+    assert "#" not in progress_line(status, 60)
 
 
 @pytest.mark.long
@@ -182,7 +186,8 @@ def test_the_status_of_a_running_job_has_rate_and_eta(laptop: Laptop) -> None:
         "stepsPerSecond": 1,
         "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
     }
-    laptop.job("run", status={"phase": "Running", "progress": progress})
+    status = {"progress": progress, "estimatedRemainingSeconds": MORE_THAN_A_DAY}
+    laptop.job("run", status={"phase": "Running", **status})
     assert f"step 0 of {MORE_THAN_A_DAY} [" in laptop.run("status", "run").stdout
     for command in ("status", "why"):
         assert "0%   1 steps/s   ETA 36h" in laptop.run(command, "run").stdout

@@ -1,6 +1,7 @@
 """Progress in the status, and hangs as failures."""
 
 import json
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from torchrun_api.kinds.status import Progress
 from torchrun_controller.reconcile import Defaults, Plan, StatusWrite, reconcile
+from torchrun_controller.reconcile.model.observed import FailedRound, RestartsInPlace
 from world import World, make_job, make_queue
 
 REPORTING = Defaults(runtime_image="runtime:1", progress_url="http://controller:8081")
@@ -151,6 +153,105 @@ def test_the_rate_is_that_of_the_current_gang():
     assert shown(world, report(52, world.now)).steps_per_second is None
     world.pass_time(seconds=10)
     assert shown(world, report(57, world.now)).steps_per_second == 0.5
+
+
+def remaining(world: World, step: int, total: int | None = 100) -> int | None:
+    """The estimate in the status, ten seconds later and with this report."""
+    world.pass_time(seconds=10)
+    report_progress(world, replace(report(step, world.now), total_steps=total))
+    return world.job.status.estimated_remaining_seconds
+
+
+@pytest.mark.parametrize(
+    ("steps", "total", "expected"),
+    [
+        pytest.param((1,), 100, None, id="no rate yet"),
+        pytest.param((1, 21), 100, 40, id="79 steps, 2 a second"),
+        pytest.param((1, 8), 100, 131, id="92 steps, 0.7 a second"),
+        pytest.param((1, 100), 100, 0, id="the last step"),
+        pytest.param((1, 120), 100, 0, id="more steps than announced"),
+        pytest.param((1, 21), None, None, id="no total"),
+        pytest.param((1, 21), 0, None, id="a total of 0"),
+        pytest.param((1, 1), 100, None, id="no progress"),
+        pytest.param((1, 2), 2**53, 2**31 - 1, id="longer than the field"),
+    ],
+)
+def test_the_time_left_is_by_the_rate(
+    steps: tuple[int, ...], total: int | None, expected: int | None
+):
+    world = running()
+    assert [remaining(world, step, total) for step in steps][-1] == expected
+
+
+def test_the_time_left_causes_no_write_of_the_status():
+    world = running()
+    remaining(world, 1)
+    assert remaining(world, 21) == 40
+    last = report(21, world.now)
+    for _ in range(60):
+        world.pass_time(seconds=1)
+        assert report_progress(world, last).status is None
+    assert world.job.status.estimated_remaining_seconds == 40
+
+
+def _new_gang(world: World) -> None:
+    world.end_container(world.workers()[0].metadata.name, "trainer", exit_code=1)
+    world.settle()
+    assert world.job.status.attempt == 1
+    assert world.job.status.estimated_remaining_seconds is None, "no gang runs"
+    world.pass_time(seconds=20)
+    world.all_workers("Running")
+    world.settle()
+
+
+def _new_round(world: World) -> None:
+    world.restart_in_place()
+    world.settle()
+
+
+def _suspension(world: World) -> None:
+    world.suspend()
+    assert world.job.status.estimated_remaining_seconds is None, "nothing runs"
+    world.resume()
+    world.all_workers("Running")
+    world.settle()
+
+
+@pytest.mark.parametrize("interrupt", [_new_gang, _new_round, _suspension])
+@pytest.mark.parametrize("resumed_at", [0, 21, 40])
+def test_the_time_left_is_unknown_until_the_new_ranks_have_a_rate(
+    interrupt: Callable[[World], None], resumed_at: int
+):
+    world = running(nodes=1)
+    remaining(world, 1)
+    assert remaining(world, 21) == 40
+    world.pass_time(seconds=10)
+    interrupt(world)
+    assert world.phase == "Running"
+    assert world.job.status.estimated_remaining_seconds is None, "only the old ranks have reported"
+    assert remaining(world, resumed_at) is None, "no rate yet"
+    assert remaining(world, resumed_at + 10) == 90 - resumed_at, "at the rate of the new ranks"
+
+
+def test_the_time_left_is_unknown_while_the_pods_wait_for_an_edit():
+    world = running(nodes=1)
+    remaining(world, 1)
+    assert remaining(world, 21) == 40
+    child = world.observed().gang.current_job.metadata.uid
+    failed = FailedRound(reason="Exception", message="KeyError: 'x'", exit_code=1)
+    world.reports.put_restarts(("ml", "train"), child, RestartsInPlace(awaits_edit=failed))
+    world.settle()
+    assert (world.phase, world.job.status.reason) == ("Running", "AwaitingEdit")
+    assert world.job.status.estimated_remaining_seconds is None
+
+
+def test_a_finished_job_has_no_time_left():
+    world = running(nodes=1)
+    remaining(world, 1)
+    assert remaining(world, 21) == 40
+    world.job_condition("Complete")
+    report_progress(world, report(99, world.now))
+    assert (world.phase, world.job.status.estimated_remaining_seconds) == ("Succeeded", None)
 
 
 def test_a_clock_that_is_set_back_delays_no_report():
