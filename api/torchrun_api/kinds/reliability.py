@@ -16,6 +16,8 @@ HangSeconds = Annotated[int, Meta(ge=10, le=31536000)]
 SecondsOrNone = Annotated[int, Meta(ge=0, le=31536000)]
 Action = Literal["fail", "restart", "ignore"]
 RestartScope = Literal["InPlace", "Gang"]
+# The status keeps the ends of ten attempts.
+IdleAttempts = Annotated[int, Meta(ge=0, le=10)]
 
 
 RestartPolicy = Literal["OnFailure", "Never"]
@@ -83,6 +85,9 @@ class QueuePolicy(Wire, frozen=True, kw_only=True):
     max_restarts: (
         Annotated[RestartCount, Meta(description="Value from the queue's reliability.")] | None
     ) = None
+    max_attempts_without_progress: (
+        Annotated[IdleAttempts, Meta(description="Value from the queue's reliability.")] | None
+    ) = None
     restart_policy: (
         Annotated[StatusRestartPolicy, Meta(description="Value from the queue's reliability.")]
         | None
@@ -138,6 +143,19 @@ class Reliability(Wire, frozen=True, kw_only=True):
             Meta(
                 description="Maximum number of restarts after failures, in the same pods or in new "
                 "ones. Disruptions (preemption, drain, node pressure, node loss) do not count. "
+                "Default: 3."
+            ),
+        ]
+        | None
+    ) = None
+    max_attempts_without_progress: (
+        Annotated[
+            IdleAttempts,
+            Meta(
+                description="Number of failures in a row, in the same pods or in new ones, without "
+                "a newer step or a newer checkpoint, after which the job fails (reason "
+                "NoProgress). Failures that do not count towards maxRestarts are left out. No "
+                "effect on a job that never reported a step or a checkpoint. 0: no limit. "
                 "Default: 3."
             ),
         ]

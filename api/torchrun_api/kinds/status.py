@@ -81,6 +81,10 @@ class Attempt(Wire, frozen=True, kw_only=True):
     running_seconds: Annotated[
         int, Meta(ge=0, le=10_000_000_000, description="Time during which all of its pods ran.")
     ] = 0
+    step: Annotated[
+        int | None,
+        Meta(description="Newest step that its ranks reported, or saved in a complete checkpoint."),
+    ] = None
     counted: Annotated[bool, Meta(description="Whether its end counts towards maxRestarts.")] = (
         False
     )

@@ -65,12 +65,14 @@ def describe_restarts(restarts: Restarts, is_awaited: bool = False, alone: bool 
 
 
 def _describe_round(failed: RestartedRound) -> dict[str, object]:
+    step = {} if failed.step is None else {"step": failed.step}
     return {
         **failed.cause.body(),
         "message": valid_text(failed.cause.message)[:_MESSAGE_CHARACTERS],
         "round": failed.round,
         "node": failed.node,
         "seconds": round(failed.seconds, 3),
+        **step,
     }
 
 

@@ -35,7 +35,7 @@ NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroup PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
 ReadWriteOncePod Secret StorageReady
-Refused RegistryUnavailable RequestTimeTooSkewed Running RuntimeDefault Scheduled Server
+Refused RegistryUnavailable RequestTimeTooSkewed Resumed Running RuntimeDefault Scheduled Server
 Service SigCgt SigIgn Size Succeeded SuccessCriteriaMet TemplateValid True Unknown UnschedulableOnNodePool Updating
 Warning Workload WorkspaceReady WritesAccepted Written
 """

@@ -10,7 +10,7 @@ from torchrun_api.kinds.core import Job
 from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.resources import JOBS
 from torchrun_api.kinds.status import Attempt, LastFailure
-from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang import fence, headway
 from torchrun_controller.reconcile.gang.failures import CreationCause
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.conditions import Reason, find_true
@@ -186,6 +186,7 @@ def record_end(
     """Return the record of the present gang as an ended attempt; `node` is where it failed."""
     child, status = gang.current_job, job.status
     number = attempt_of(child)
+    start = headway.ranks_start(status, gang, status.attempts)
     seconds = seconds_of_gang(status, ran_until) if number == status.attempt else 0.0
     return Attempt(
         number=number,
@@ -193,6 +194,7 @@ def record_end(
         start_time=child.metadata.creation_timestamp,
         end_time=now,
         running_seconds=round(seconds),
+        step=headway.newest_step(status, gang.progress, start),
         counted=counted,
         reason=why.reason,
         message=why.message[:512],

@@ -226,6 +226,7 @@ def _end_of_round(number: int, failed_round: FailedRound, failure: LastFailure) 
         start_time=start_time,
         end_time=end_time,
         running_seconds=round(failed_round.seconds),
+        step=failed_round.step,
         counted=True,
         reason=failure.reason,
         message=failure.message[:512],

@@ -29,6 +29,7 @@ from torchrun_controller.reconcile.gang.failures import (
     pods_wait_left,
 )
 from torchrun_controller.reconcile.gang.gang import find_completed_job, is_recorded
+from torchrun_controller.reconcile.gang.headway import newest_step
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
 from torchrun_controller.reconcile.model.conditions import Reason, find_true
 from torchrun_controller.reconcile.model.messages import count_of, pods_are, sentence
@@ -36,6 +37,7 @@ from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import State
 from torchrun_controller.reconcile.model.times import (
     find_end,
+    running_since,
     seconds_left,
     seconds_of_gang,
     whole_attempts,
@@ -167,10 +169,12 @@ def find_vanished_gang(job: TorchrunJob, now: datetime) -> tuple[Failure, Attemp
     if status.workers is None or find_end(status.attempts, status.attempt) is not None:
         return None
     failure = _job_deleted(names.child_job(job.metadata.name, status.attempt), now)
+    since = running_since(status)
     end = Attempt(
         number=status.attempt,
         end_time=now,
         running_seconds=round(seconds_of_gang(status, now)),
+        step=None if since is None else newest_step(status, None, since),
         reason=JOB_DELETED,
         message=failure.details.message,
     )

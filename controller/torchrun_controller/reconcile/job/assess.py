@@ -5,6 +5,7 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_api.kinds.status import (
     PHASES,
@@ -15,7 +16,8 @@ from torchrun_api.kinds.status import (
     UnfencedWorker,
 )
 from torchrun_api.kinds.unsupported import etcd_without_endpoint
-from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gang
+from torchrun_api.names import MOST_GANGS
+from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gang, headway
 from torchrun_controller.reconcile.gang.elastic import GangSize, Outlook
 from torchrun_controller.reconcile.gang.failures import Failure, choose_cause
 from torchrun_controller.reconcile.gang.gang import roles_of
@@ -341,7 +343,7 @@ def _find_end(
         if vanished is not None:
             failure, attempt = vanished
             why = failure_reason(failure.details)
-            return _end_by_policy(policy, why, failure, attempt, history)
+            return _end_by_policy(job, policy, why, failure, attempt, history)
         end = find_end(job.status.attempts, job.status.attempt)
         if end is None:
             return None
@@ -354,7 +356,7 @@ def _find_end(
         end = gang.record_end(
             job, observed_gang, state.why, now, ran_until=ran_until, counted=False, node=node
         )
-        return _end_by_policy(policy, state.why, state.failure, end, history)
+        return _end_by_policy(job, policy, state.why, state.failure, end, history)
     if state.failure is not None and end is not None:
         cause = job.status.last_failure
         if end.reason not in gang.RESIZES:
@@ -363,6 +365,12 @@ def _find_end(
         return GangEnd(why=state.why, fails_job=False, attempt=end, history=history)
 
     if end is None or end.reason not in gang.RESIZES:
+        stagnation = _find_stagnation_in_place(observed, now, policy, state, history)
+        if stagnation is not None:
+            end = gang.record_end(
+                job, observed_gang, stagnation, now, ran_until=ran_until, counted=False
+            )
+            return GangEnd(why=stagnation, fails_job=True, attempt=end, history=history)
         if outlook.why is None:
             return None
         end = gang.record_end(
@@ -376,8 +384,36 @@ def _find_end(
     )
 
 
+def _find_stagnation_in_place(
+    observed: Observed,
+    now: datetime,
+    policy: ResolvedReliability,
+    state: GangState,
+    history: History,
+) -> Reason | None:
+    """Return why a gang that runs should end: its rounds, and those before, got no further.
+
+    The launchers have started another round by then. If that got further, the gang goes on.
+    """
+    job, observed_gang = observed.job, observed.gang
+    ends = (*job.status.attempts, *history.ends)
+    number = attempt_of(observed_gang.current_job)
+    rounds = [end for end in ends if end.number == number]
+    if state.state is not State.GANG_RUNNING or not rounds:
+        return None
+    start = headway.ranks_start(job.status, observed_gang, ends)
+    step = headway.newest_step(job.status, observed_gang.progress, start)
+    present = Attempt(number=number, round=MOST_GANGS, start_time=start, end_time=now, step=step)
+    return headway.find_stagnation(job.status, (*history.ends, present), policy.idle_attempts)
+
+
 def _end_by_policy(
-    policy: ResolvedReliability, why: Reason, failure: Failure, attempt: Attempt, history: History
+    job: TorchrunJob,
+    policy: ResolvedReliability,
+    why: Reason,
+    failure: Failure,
+    attempt: Attempt,
+    history: History,
 ) -> GangEnd:
     """Return a new end with its history; the counts of a job that fails stay as they are."""
     history = replace(history, failure=failure.details)
@@ -386,7 +422,11 @@ def _end_by_policy(
         why = Reason(why.reason, why.message + describe_limit(failure, policy))
         return GangEnd(why=why, fails_job=True, attempt=attempt, history=history)
     attempt = replace(attempt, counted=action is FailureAction.RESTART)
-    history = replace(history, counts=history.counts.after(action), ends=(*history.ends, attempt))
+    ends = (*history.ends, attempt)
+    stagnation = headway.find_stagnation(job.status, ends, policy.idle_attempts)
+    if stagnation is not None:
+        return GangEnd(why=stagnation, fails_job=True, attempt=attempt, history=history)
+    history = replace(history, counts=history.counts.after(action), ends=ends)
     return GangEnd(why=why, fails_job=False, attempt=attempt, history=history)
 
 
@@ -400,7 +440,7 @@ def _survivors(
     job, observed_gang = observed.job, observed.gang
     if not observed_gang.child_jobs:
         return ()
-    if state is not None and state.failure is None and end is not None:
+    if state is not None and state.failure is None and end is not None and not end.fails_job:
         # Only a gang that never ran completely has no checkpoint to save.
         shrinks = end.why.reason == gang.SHRINKING
         pods = cleanup.end_survivors(job, observed_gang) if shrinks else ()

@@ -2,6 +2,7 @@
 
 from torchrun_api import names
 from torchrun_api.kinds.status import TorchrunJobStatus
+from torchrun_controller.reconcile.gang.headway import RESUMED
 from torchrun_controller.reconcile.gang.restarts import restart_events
 from torchrun_controller.reconcile.gang.state import STARTING
 from torchrun_controller.reconcile.job import refusals
@@ -44,7 +45,10 @@ def list_events(
 
 
 def _warning_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> list[Event]:
-    kinds = {"StorageShared", "StorageReady", "Distributed", names.UP_TO_DATE, refusals.CONDITION}
+    kinds = {
+        *("StorageShared", "StorageReady", "Distributed"),
+        *(names.UP_TO_DATE, refusals.CONDITION, RESUMED),
+    }
     old = {(condition.type, condition.reason) for condition in before.conditions}
     return [
         Event("Warning", condition.reason, condition.message)

@@ -9,6 +9,7 @@ from torchrun_api.kinds.resources import TORCHRUN_JOBS
 from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus
 from torchrun_controller.reconcile.gang import cleanup, gang
 from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
+from torchrun_controller.reconcile.gang.headway import NO_PROGRESS
 from torchrun_controller.reconcile.gang.state import failure_reason
 from torchrun_controller.reconcile.job import dependencies, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
@@ -131,6 +132,8 @@ def _refine_failure(job: TorchrunJob, gang: ObservedGang) -> TorchrunJobStatus:
     failure = None if later is None else choose_cause(status.last_failure, later.details)
     if failure is None or failure == status.last_failure:
         return status
+    if status.reason == NO_PROGRESS:  # the cause of one failure does not say why the job ended
+        return replace(status, last_failure=failure)
     why = failure_reason(failure)
     conditions = tuple(
         replace(c, reason=why.reason, message=why.message) if c.type == "Failed" else c

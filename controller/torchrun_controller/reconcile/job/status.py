@@ -1,7 +1,6 @@
 """The status of a job: phase, conditions, counts, and the message of the Reason column."""
 
 from collections.abc import Mapping
-from datetime import datetime
 
 from msgspec.structs import replace
 
@@ -10,9 +9,9 @@ from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.meta import Condition
 from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.kinds.reliability import QueuePolicy
-from torchrun_api.kinds.status import TERMINAL, Attempt, TorchrunJobStatus, WorkersStatus
+from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus, WorkersStatus
 from torchrun_api.kinds.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang import fence, headway
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.gang.gang import accepted_generation, find_completed_job
 from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT
@@ -32,7 +31,6 @@ from torchrun_controller.reconcile.model.observed import Observed, ObservedGang
 from torchrun_controller.reconcile.model.phases import ROWS, Row, State
 from torchrun_controller.reconcile.model.times import (
     keep_last,
-    running_since,
     seconds_run,
     sync_start,
     whole_attempts,
@@ -64,6 +62,7 @@ WARNINGS = frozenset(
     {
         *("NotYetSupported", "StorageShared", "StorageReady"),
         *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED, FULL_SIZE, DISTRIBUTED),
+        headway.RESUMED,
     }
 )
 TRAINS_ALONE = Reason(
@@ -88,6 +87,7 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
     phase = row.phase or last_status.phase
     nodes, workers = _workers(job, observed.gang, decision)
     is_terminal = phase in TERMINAL
+    ranks_run = decision.state is State.GANG_RUNNING and observed.gang.restarts.awaits_edit is None
     attempts = keep_last(last_status.attempts, decision.history.ends, KEPT_ATTEMPTS)
     counts = decision.history.counts
     completed_job = find_completed_job(observed.gang)
@@ -97,8 +97,7 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         wrong_ends = [end for end in whole_attempts(attempts) if end.number >= number]
         counts = counts.without(wrong_ends)
         attempts = tuple(end for end in attempts if end not in wrong_ends)
-    start = _ranks_start(observed, attempts)
-    ranks_run = decision.state is State.GANG_RUNNING and observed.gang.restarts.awaits_edit is None
+    start = headway.ranks_start(last_status, observed.gang, attempts)
     last_report = progress.choose_progress(
         last_status.progress,
         observed.gang.progress,
@@ -106,6 +105,7 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         ranks_start=start,
         has_ended=is_terminal,
     )
+    behind = headway.check_resumption(last_status, last_report, start) if ranks_run else None
     return TorchrunJobStatus(
         phase=phase,
         observed_generation=job.metadata.generation,
@@ -114,7 +114,7 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         conditions=_by_type(
             update(
                 last_status.conditions,
-                _conditions(observed, decision, row, nodes or 0),
+                _conditions(observed, decision, row, nodes or 0, behind),
                 job.metadata.generation,
                 now,
             )
@@ -156,21 +156,6 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         else None,
         dependencies_met=dependencies.find_met(job, observed.parents),
     )
-
-
-def _ranks_start(observed: Observed, attempts: tuple[Attempt, ...]) -> datetime | None:
-    """Return when the ranks of the latest gang started, at the earliest; None without a gang.
-
-    That is its creation, or the end of its last round in `attempts`, or the time since which the
-    status has it running: a suspended Job resumes with new pods.
-    """
-    if not observed.gang.child_jobs:
-        return None
-    child = observed.gang.current_job
-    number = attempt_of(child)
-    ends = (end.end_time for end in attempts if end.number == number)
-    times = (child.metadata.creation_timestamp, running_since(observed.job.status), *ends)
-    return max((time for time in times if time is not None), default=None)
 
 
 def _queue_policy(
@@ -236,11 +221,12 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
 
 
 def _conditions(
-    observed: Observed, decision: Decision, row: Row, nodes: int
+    observed: Observed, decision: Decision, row: Row, nodes: int, behind: Reason | None
 ) -> list[ConditionUpdate]:
     """Return the conditions of the decision over those of the status; `nodes` is the gang's size.
 
-    Of two with the same type, the later one wins.
+    `behind` is why the ranks should have resumed at a later step. Of two with the same type, the
+    later one wins.
     """
     previous = _kept_conditions(observed, row)
     updates = {update.type: update for update in (*previous, *decision.conditions)}
@@ -253,6 +239,8 @@ def _conditions(
     _set_phase_conditions(updates, observed.job.status.conditions, decision, row)
     for warning in _warnings(observed, decision, nodes):
         updates[warning.type] = warning
+    if behind is not None:
+        updates[headway.RESUMED] = _build(headway.RESUMED, holds=False, why=behind)
     return list(updates.values())
 
 

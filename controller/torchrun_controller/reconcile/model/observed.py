@@ -100,12 +100,14 @@ class ReportedFailure(Wire, frozen=True, kw_only=True):
 class FailedRound(ReportedFailure, frozen=True, kw_only=True):
     """A round that failed and is followed by another one, as the launcher of node 0 reports it.
 
-    `node` is the index of the pod with the root cause, `seconds` is how long the round ran.
+    `node` is the index of the pod with the root cause, `seconds` is how long the round ran, `step`
+    the newest one that it reported.
     """
 
     round: Gangs = 0
     node: Annotated[int, Meta(ge=0, le=10_000)] = 0
     seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    step: Count | None = None
 
 
 class RestartsInPlace(Wire, frozen=True, kw_only=True):

@@ -11,15 +11,20 @@ from torchrun_api.kinds.reliability import FailureRule, QueuePolicy, Reliability
 from torchrun_controller.reconcile.spec import pod_template
 
 DEFAULT_MAX_RESTARTS = 3
+DEFAULT_IDLE_ATTEMPTS = 3
 DEFAULT_GRACE_SECONDS = 30
 
 T = TypeVar("T")
 
 
 class ResolvedReliability(Struct, frozen=True, kw_only=True):
-    """The merged settings; None is unlimited."""
+    """The merged settings; None is unlimited.
+
+    `idle_attempts` is maxAttemptsWithoutProgress; 0 is unlimited.
+    """
 
     max_restarts: int = DEFAULT_MAX_RESTARTS
+    idle_attempts: int = DEFAULT_IDLE_ATTEMPTS
     never_restart: bool = False
     restarts_in_place: bool = False
     rules: tuple[FailureRule, ...] = ()
@@ -52,6 +57,11 @@ def resolve_reliability(job: TorchrunJob, queue: TorchrunQueue | None) -> Resolv
     )
     return ResolvedReliability(
         max_restarts=_pick(override.max_restarts, policy.max_restarts, DEFAULT_MAX_RESTARTS),
+        idle_attempts=_pick(
+            override.max_attempts_without_progress,
+            policy.max_attempts_without_progress,
+            DEFAULT_IDLE_ATTEMPTS,
+        ),
         never_restart=_pick(override.restart_policy, policy.restart_policy, "OnFailure") == "Never",
         restarts_in_place=_pick(override.restart_scope, base.restart_scope, "InPlace") == "InPlace",
         rules=_pick(override.rules, policy.rules, ()),
@@ -86,6 +96,7 @@ def queue_policy(queue: TorchrunQueue | None) -> QueuePolicy:
     reliability, limits = queue.spec.reliability, queue.spec.limits
     return QueuePolicy(
         max_restarts=reliability.max_restarts,
+        max_attempts_without_progress=reliability.max_attempts_without_progress,
         restart_policy=reliability.restart_policy,
         rules=reliability.rules,
         ttl_seconds_after_finished=reliability.ttl_seconds_after_finished,

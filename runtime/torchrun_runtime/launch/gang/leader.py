@@ -34,13 +34,15 @@ PEER_SECONDS = 10.0
 class RestartedRound(NamedTuple):
     """A round that failed and is followed by another one in the same pods.
 
-    node: index of the node with the cause. seconds: how long the round ran.
+    node: index of the node with the cause. seconds: how long the round ran. step: the newest one,
+    None without reports.
     """
 
     round: int
     node: int
     seconds: float
     cause: Cause
+    step: int | None = None
 
 
 class Restarts(NamedTuple):
@@ -225,7 +227,7 @@ class GangLeader:
             return EndGang(node=first.node, cause=first.cause)
         if not verdict.restart:
             return EndGang()
-        self._failed_rounds.append(failed)
+        self._failed_rounds.append(failed._replace(step=step))
         return self._start(failed.round + 1)
 
     def _is_over(self, number: int, now: float) -> bool:

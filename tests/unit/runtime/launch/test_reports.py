@@ -29,7 +29,7 @@ def test_the_newest_step_is_that_of_the_last_report(
 
 def restarted(number: int, message: str = "ValueError: no") -> RestartedRound:
     cause = Cause(1, number, None, "Exception", message, "2026-01-01T00:00:00.000000Z")
-    return RestartedRound(number, number + 10, 1.23456, cause)
+    return RestartedRound(number, number + 10, 1.23456, cause, number * 100 or None)
 
 
 def test_the_last_three_restarts_are_described() -> None:
@@ -43,7 +43,10 @@ def test_the_last_three_restarts_are_described() -> None:
         "round": 2,
         "node": 12,
         "seconds": 1.235,
+        "step": 200,
     }
+    body = json.loads(describe_restarts(Restarts(1, (restarted(0),))))["restartsInPlace"]
+    assert "step" not in body["last"][0], "there was no report"
 
 
 def test_a_message_is_sent_in_its_own_letters() -> None:

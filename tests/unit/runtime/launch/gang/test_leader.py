@@ -77,9 +77,9 @@ def test_a_failed_round_is_followed_by_another_once_all_ranks_are_dead() -> None
     run(leader, 0)
     leader.receive(1, MemberState(FAILED, 0, cause()), 1)
     assert leader.order == StopRound(0, failed=True)
-    leader.receive(0, MemberState(READY, 0), 2)
+    leader.receive(0, MemberState(READY, 0, step=70), 2)
     assert leader.order == StartRound(1, restarts=1)
-    assert [failed.cause for failed in leader.restarts().last] == [cause()]
+    assert [(failed.cause, failed.step) for failed in leader.restarts().last] == [(cause(), 70)]
 
 
 def test_a_new_pod_of_node_0_continues_the_count_and_the_rounds() -> None:
