@@ -16,6 +16,7 @@ from torchrun_bench import shapes
 from torchrun_bench.churn import churn
 from torchrun_bench.cold import cold
 from torchrun_bench.competitors import versions
+from torchrun_bench.gang_rounds import gang_rounds
 from torchrun_bench.large import large
 from torchrun_bench.options import QUICK, Options
 from torchrun_bench.report import Row, say, table
@@ -27,12 +28,14 @@ ABOUT = {
     "restart": "first failed pod of a gang to the pods of the next, p50 and p99",
     "cold": "start with 10,000 jobs and 100,000 pods: time to synced, memory, writes",
     "churn": "100,000 pod events through watch, store and queue (needs no API server)",
+    "rounds": "restarts in the same pods, launchers alone: messages, bytes, CPU of the leader",
     "large": "one gang of 1,000 and of 5,000 pods, only by name: start, restart, writes, memory",
 }
 MEASURES: dict[str, Callable[[Options], list[Row]]] = {
     "restart": restarts,
     "cold": cold,
     "churn": churn,
+    "rounds": gang_rounds,
     "large": large,
 }
 

@@ -17,6 +17,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     gang: int = 10  # pods of each
     spread: int = 500  # namespaces
     events: int = 100_000  # of pods
+    protocol: tuple[int, ...] = (2, 64, 256, 1000)  # nodes of a gang in `rounds`
+    protocol_restarts: int = 20  # of each gang
 
 
 QUICK = Options(
@@ -31,4 +33,6 @@ QUICK = Options(
     gang=2,
     spread=5,
     events=2000,
+    protocol=(2, 8),
+    protocol_restarts=3,
 )
