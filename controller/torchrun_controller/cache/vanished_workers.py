@@ -3,6 +3,7 @@
 Only the moment of the removal shows that. The next reconcile records them in `status.unfenced`.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
@@ -24,7 +25,8 @@ class VanishedWorkers:
 
     def __init__(self, now: Callable[[], datetime]) -> None:
         self._now = now
-        self._workers: dict[tuple[str, str], list[Vanished]] = {}
+        self._workers: defaultdict[tuple[str, str], deque[Vanished]] = defaultdict(deque)
+        self._order: deque[tuple[str, str]] = deque()  # the job of each, from the oldest
 
     def note(self, change: Change[Pod], initial: bool) -> None:
         """Note a removed worker that has a node and may still run."""
@@ -35,7 +37,8 @@ class VanishedWorkers:
         if meta.labels.component == names.WORKER and state_of(pod) in MAY_RUN:
             self._forget_old()
             key = meta.namespace, meta.labels.torchrun_job
-            self._workers.setdefault(key, []).append(Vanished(pod, self._now()))
+            self._workers[key].append(Vanished(pod, self._now()))
+            self._order.append(key)
 
     def of(self, namespace: str, job: str) -> tuple[Vanished, ...]:
         """Return the workers of a job that vanished lately."""
@@ -44,7 +47,8 @@ class VanishedWorkers:
 
     def _forget_old(self) -> None:
         oldest = self._now() - KEPT
-        for key, workers in list(self._workers.items()):
-            self._workers[key] = [each for each in workers if each.time > oldest]
+        while self._order and self._workers[self._order[0]][0].time <= oldest:
+            key = self._order.popleft()
+            self._workers[key].popleft()
             if not self._workers[key]:
                 del self._workers[key]
