@@ -64,12 +64,12 @@ class _MeasuredLeader(GangLeader):
         self.all_run = threading.Event()
         self.seconds = self.cpu = 0.0  # when the last node started the present round
 
-    def receive(self, index: int, state: MemberState, now: float) -> None:
+    def note(self, index: int, state: MemberState) -> None:
         """Note the state of a member; that of node 0 is not sent."""
         if index:
             self.messages += 1
             self.bytes += len(encode_state(state))
-        super().receive(index, state, now)
+        super().note(index, state)
         if state.state != RUNNING:
             self._running.discard(index)
             return

@@ -132,9 +132,13 @@ class GangLeader:
 
     def receive(self, index: int, state: MemberState, now: float) -> None:
         """Note the state of a member, which is connected."""
+        self.note(index, state)
+        self._decide(now)
+
+    def note(self, index: int, state: MemberState) -> None:
+        """Note the state of a member like `receive`; the caller decides later, by `tick`."""
         self._lost.pop(index, None)
         self._states[index] = state
-        self._decide(now)
 
     def lose(self, index: int, now: float) -> None:
         """Note that the connection of a member is lost. Its ranks may still run."""

@@ -52,6 +52,7 @@ class GangServer:
         self._key = key
         self._ordered = ordered
         self._sent: GangOrder | None = None
+        self._decides = False  # soon
         self._writers: dict[int, asyncio.StreamWriter] = {}
         listener = _listen(port)
         self._loop = asyncio.new_event_loop()
@@ -90,8 +91,7 @@ class GangServer:
         self._left = asyncio.Event()  # set whenever a member has left
         self._port.open(listener, self._protocol)
         while not self._ended.done():
-            self.leader.tick(time.monotonic())
-            self._send_new_order()
+            self._decide()
             await asyncio.wait([self._ended], timeout=_TICK_SECONDS)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wait_for_ends(), _CLOSE_SECONDS)
@@ -110,6 +110,17 @@ class GangServer:
         while self._writers:
             self._left.clear()
             await self._left.wait()
+
+    def _decide_soon(self) -> None:
+        """Decide once for all states that have arrived by now: a decision looks at all nodes."""
+        if not self._decides:
+            self._decides = True
+            self._loop.call_soon(self._decide)
+
+    def _decide(self) -> None:
+        self._decides = False
+        self.leader.tick(time.monotonic())
+        self._send_new_order()
 
     def _send_new_order(self) -> None:
         order = self.leader.order
@@ -132,9 +143,8 @@ class GangServer:
                 self._join(node, launcher, writer)
                 index = node
             while state and self._writers.get(index) is writer:
-                received = with_time_of_leader(decode_state(state), skew)
-                self.leader.receive(index, received, time.monotonic())
-                self._send_new_order()
+                self.leader.note(index, with_time_of_leader(decode_state(state), skew))
+                self._decide_soon()
                 state = await reader.readline()
         except (OSError, ValueError) as error:
             if index >= 0:
