@@ -18,7 +18,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from .contract import PROGRESS_PATH
-from .gang.leader import RestartedRound, Restarts
+from .gang.leader import RestartedRound, Restarts, TransportUse
 from .output import say, valid_text
 from .threads import start_thread
 
@@ -30,7 +30,7 @@ _TIMEOUT = 5.0
 _LAST_SECONDS = 2.0  # for the last report, after the end of the command
 # Until a report with restarts is sent again: the controller may have lost it.
 _REPEAT_SECONDS = 60.0
-_LAST_ROUNDS = 3  # in a report
+_LAST_ROUNDS, _MOST_NETWORKS = 3, 8  # in a report
 _MESSAGE_CHARACTERS = 512
 _ACCEPTED, _RETRIED = 204, (429, 503)
 
@@ -44,14 +44,19 @@ def newest_step(folder: str) -> int | None:
         return None
 
 
-def describe_restarts(restarts: Restarts, is_awaited: bool = False, alone: bool = False) -> bytes:
+def describe_restarts(
+    restarts: Restarts,
+    is_awaited: bool = False,
+    alone: bool = False,
+    networks: tuple[TransportUse, ...] = (),
+) -> bytes:
     """The report of restarts in place, and of a round that waits for an edit; empty without both.
 
     is_awaited: there is a report in any case. The controller remembers fenced workers of older
     gangs and a wait for an edit until a report shows that the ranks run. alone: each process trains
-    alone.
+    alone. networks: that nodes use.
     """
-    if not (restarts.total or restarts.awaits_edit or is_awaited or alone):
+    if not (restarts.total or restarts.awaits_edit or is_awaited or alone or networks):
         return b""
     body: dict[str, object] = {
         "count": restarts.total,
@@ -59,9 +64,20 @@ def describe_restarts(restarts: Restarts, is_awaited: bool = False, alone: bool 
     }
     if alone:
         body["alone"] = True
+    if networks:
+        body["network"] = [_describe_network(use) for use in networks[:_MOST_NETWORKS]]
     if restarts.awaits_edit:
         body["awaitsEdit"] = _describe_round(restarts.awaits_edit)
     return json.dumps({"restartsInPlace": body}, ensure_ascii=False).encode()
+
+
+def _describe_network(use: TransportUse) -> dict[str, object]:
+    return {
+        "transport": valid_text(use.transport.name),
+        "device": valid_text(use.transport.device),
+        "nodes": use.nodes,
+        "firstNode": use.first,
+    }
 
 
 def _describe_round(failed: RestartedRound) -> dict[str, object]:

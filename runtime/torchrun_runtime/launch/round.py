@@ -22,6 +22,7 @@ from .failure import find_background
 from .fencing import FencingWatchdog
 from .gang.messages import NEVER, StopRound
 from .gang.rounds import Rounds
+from .network import NetworkLog, NetworkWatch, open_network_log
 from .output import say
 from .podinfo import has_fence_order
 from .processes import Process, Running, running
@@ -103,10 +104,18 @@ class Round:
             self._hang = HangWatchdog(
                 settings.hang_timeout, self._reports, self._count_output, begun_after
             )
+        self._is_alone = False
         self._world: WorldWatch | None = None
         if program.may_train_alone:
             self._world = WorldWatch(rounds, self._reports, self._report_alone)
-        watchdogs = (fence, _LeaveNotice(rounds), self._hang, self._memory, self._world)
+        self._network_log = self._open_network_log()
+        self._network: NetworkWatch | None = None
+        if self._network_log:
+            self._network = NetworkWatch(rounds, self._network_log, self._report_again)
+        watchdogs = (
+            *(fence, _LeaveNotice(rounds), self._hang, self._memory),
+            *(self._world, self._network),
+        )
         self._watchdogs: list[Watchdog] = [each for each in watchdogs if each is not None]
         # The order that ended the round, its time, and what ran then.
         self._stop: StopRound | None = None
@@ -120,6 +129,8 @@ class Round:
             command_exit = self._supervise(environment)
             if self._world:
                 self._world.check()
+            if self._network:
+                self._network.check()
             step = newest_step(self._reports)
             return RoundEnd(
                 self._cause_of(command_exit),
@@ -134,6 +145,8 @@ class Round:
         finally:
             if self._reporter:
                 self._reporter.close()
+            if self._network_log:
+                self._network_log.close()
             shutil.rmtree(self._reports, ignore_errors=True)
 
     def _supervise(self, environment: Mapping[str, str]) -> CommandExit:
@@ -184,8 +197,15 @@ class Round:
         return self._streams.chunks if self._streams else 0
 
     def _report_alone(self, alone: bool) -> None:
-        if self._reporter:
-            self._reporter.replace(describe_restarts(self._rounds.restarts(), True, alone))
+        self._is_alone = alone
+        self._report_again()
+
+    def _report_again(self) -> None:
+        rounds = self._rounds
+        if self._reporter and self._settings.gang.is_leader:
+            self._reporter.replace(
+                describe_restarts(rounds.restarts(), True, self._is_alone, rounds.networks())
+            )
 
     # Around the command
 
@@ -194,6 +214,13 @@ class Round:
         if os.isatty(1) or not (copy or self._settings.hang_timeout):
             return None
         return Streams(copy.add if copy else lambda stream, data: None)
+
+    def _open_network_log(self) -> NetworkLog | None:
+        """A single node has no network, and a run on one machine no controller to tell."""
+        settings = self._settings
+        if settings.gang.size < 2 or not (settings.report_port and self._reports):
+            return None
+        return open_network_log(self._reports)
 
     def _start_reporter(self) -> Reporter | None:
         settings = self._settings

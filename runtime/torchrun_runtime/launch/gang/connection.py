@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol
 from ..cause import LaunchError
 from ..threads import start_thread
 from .greeting import check_leader, is_proof, proof
-from .leader import Restarts
+from .leader import Restarts, TransportUse
 from .messages import (
     LONGEST_LINE,
     GangOrder,
@@ -105,6 +105,10 @@ class LeaderConnection:
     def trains_alone(self) -> bool:
         """False: the leader decides."""
         return False
+
+    def networks(self) -> tuple[TransportUse, ...]:
+        """None: the leader knows them."""
+        return ()
 
     def close(self) -> None:
         """Close the connection."""

@@ -15,6 +15,7 @@ from .messages import (
     EndGang,
     GangOrder,
     MemberState,
+    NcclTransport,
     OpenGate,
     RoundCode,
     StartRound,
@@ -55,6 +56,14 @@ class Restarts(NamedTuple):
     total: int = 0
     last: tuple[RestartedRound, ...] = ()
     awaits_edit: RestartedRound | None = None
+
+
+class TransportUse(NamedTuple):
+    """How many nodes use a network, and the lowest index of them."""
+
+    transport: NcclTransport
+    nodes: int
+    first: int
 
 
 class Predecessor(NamedTuple):
@@ -159,6 +168,15 @@ class GangLeader:
         """Whether a node has imported torch, and no process has a group on any node."""
         found = {state.training for state in self._states.values()}
         return ALONE in found and TOGETHER not in found
+
+    def networks(self) -> tuple[TransportUse, ...]:
+        """The networks that nodes use in this round, the most frequent first."""
+        nodes: dict[NcclTransport, list[int]] = {}
+        for node, state in self._states.copy().items():  # of another thread
+            if state.transport is not None:
+                nodes.setdefault(state.transport, []).append(node)
+        uses = (TransportUse(kind, len(found), min(found)) for kind, found in nodes.items())
+        return tuple(sorted(uses, key=lambda use: (-use.nodes, use.first)))
 
     def missing(self) -> list[int]:
         """The indexes of the members that have not reported yet, or are lost."""

@@ -14,6 +14,7 @@ from .messages import (
     EndGang,
     GangOrder,
     MemberState,
+    NcclTransport,
     StartRound,
     StopRound,
 )
@@ -58,6 +59,10 @@ class GangMember:
         if training and self.state.training != TOGETHER:
             self.state = self.state._replace(training=training)
 
+    def note_transport(self, transport: NcclTransport) -> None:
+        """Note the network that NCCL uses in this round."""
+        self.state = self.state._replace(transport=transport)
+
     def leave(self) -> None:
         """Note that Kubernetes ends this pod."""
         self._change(LEAVING, self.state.round)
@@ -65,4 +70,7 @@ class GangMember:
     def _change(
         self, name: str, number: int, cause: Cause | None = None, step: int | None = None
     ) -> None:
-        self.state = MemberState(name, number, cause, step, self.state.training)
+        # The processes of a round connect anew.
+        transport = None if name == RUNNING else self.state.transport
+        training = self.state.training
+        self.state = MemberState(name, number, cause, step, training, transport=transport)

@@ -9,6 +9,7 @@ from ..cause import Cause
 
 NEVER = -1  # the round of a member that has not started yet
 LONGEST_LINE = 1 << 16  # bytes
+_LONGEST_NAME = 40  # characters of a network or its device
 
 READY, RUNNING, SUCCEEDED, FAILED = "ready", "running", "succeeded", "failed"
 LEAVING = "leaving"  # Kubernetes ends the pod
@@ -17,13 +18,26 @@ _STATES = (READY, RUNNING, SUCCEEDED, FAILED, LEAVING)
 ALONE, TOGETHER = "alone", "together"
 
 
+class NcclTransport(NamedTuple):
+    """The network that NCCL uses. name: as NCCL calls it. device: the interface of Socket, the
+    provider of libfabric, else "".
+    """
+
+    name: str
+    device: str = ""
+
+    def describe(self) -> str:
+        """For example "Socket over eth0"."""
+        return f"{self.name} over {self.device}" if self.device else self.name
+
+
 class MemberState(NamedTuple):
     """The state of one member.
 
     round: the newest that it started or will not start any more. cause: of a failed round. step:
     the newest one that rank 0 reported, if it ran on this node. training: ALONE, TOGETHER, or ""
     before a Python has imported torch. is_silent: the round had no output and no step, as far as
-    this node sees it.
+    this node sees it. transport: of this round, None while it is unknown.
     """
 
     state: str = READY
@@ -32,6 +46,7 @@ class MemberState(NamedTuple):
     step: int | None = None
     training: str = ""
     is_silent: bool = False
+    transport: NcclTransport | None = None
 
 
 class RoundCode(NamedTuple):
@@ -99,6 +114,8 @@ def encode_state(state: MemberState) -> bytes:
         body["training"] = state.training
     if state.is_silent:
         body["silent"] = True
+    if state.transport is not None:
+        body["transport"] = [*state.transport]
     return encode(body)
 
 
@@ -113,9 +130,16 @@ def decode_state(line: bytes) -> MemberState:
         step = None if step is None else int(step)
         training = str(body.get("training", ""))
         silent = bool(body.get("silent"))
-        return MemberState(body["state"], int(body["round"]), cause, step, training, silent)
+        transport = _decode_transport(body["transport"]) if "transport" in body else None
+        number = int(body["round"])
+        return MemberState(body["state"], number, cause, step, training, silent, transport)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
+
+
+def _decode_transport(body: list[Any]) -> NcclTransport:
+    name, device = (str(text)[:_LONGEST_NAME] for text in body)
+    return NcclTransport(name, device)
 
 
 def _decode_cause(body: dict[str, Any]) -> Cause:

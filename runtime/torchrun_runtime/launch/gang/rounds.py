@@ -12,7 +12,7 @@ from ..cause import Cause, LaunchError
 from ..output import say
 from ..supervise import is_stopping
 from .connection import LeaderConnection
-from .leader import GangLeader, Predecessor, Restarts
+from .leader import GangLeader, Predecessor, Restarts, TransportUse
 from .member import GangMember
 from .messages import (
     FAILED,
@@ -20,6 +20,7 @@ from .messages import (
     EndGang,
     GangOrder,
     MemberState,
+    NcclTransport,
     RoundCode,
     StartRound,
     StopRound,
@@ -80,6 +81,9 @@ class GangLink(Protocol):
 
     def trains_alone(self) -> bool:
         """Whether the gang trains alone; False if this node does not lead."""
+
+    def networks(self) -> tuple[TransportUse, ...]:
+        """The networks that nodes use; none if this node does not lead."""
 
     def close(self) -> None:
         """End the connections of this node."""
@@ -170,6 +174,10 @@ class OwnLink:
     def trains_alone(self) -> bool:
         """Whether the gang trains alone."""
         return self._leader.trains_alone()
+
+    def networks(self) -> tuple[TransportUse, ...]:
+        """The networks that nodes use."""
+        return self._leader.networks()
 
     def close(self) -> None:
         """End once the other nodes have the last order."""
@@ -270,6 +278,15 @@ class Rounds:
     def trains_alone(self) -> bool:
         """Whether the gang trains alone; False on other nodes than the first."""
         return self._link.trains_alone()
+
+    def note_transport(self, transport: NcclTransport) -> None:
+        """Report the network that NCCL uses on this node."""
+        self._member.note_transport(transport)
+        self._report()
+
+    def networks(self) -> tuple[TransportUse, ...]:
+        """The networks that nodes use; none on other nodes than the first."""
+        return self._link.networks()
 
     def leave(self) -> None:
         """Report that Kubernetes ends this pod."""

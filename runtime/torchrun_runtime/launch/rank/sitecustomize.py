@@ -6,7 +6,8 @@ and torchrun itself, whose ChildFailedError has every rank's exit code. A progra
 sys.excepthook, so the exception is looked for once more at exit. One that a program handles with
 sys.exit(1), as click and Hydra do, counts as well.
 It also leaves marks of what runs: the last Python that was started outside of another one and the
-last one that ended, the import of torch, and processes that belong to a group.
+last one that ended, the import of torch, and processes that belong to a group. A process that forms
+a group of torch asks NCCL for its log, which the launcher reads (network.py).
 Each Python also registers faulthandler on a real-time signal
 (TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a separate file.
 This module must not disturb the program: all errors are suppressed.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -33,6 +35,8 @@ _C10D = "torch.distributed.distributed_c10d"
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE")
 # Packages that form groups without those of torch.
 _OTHER_GROUPS = ("ray", "mpi4py", "horovod", "jax", "distributed", "pyspark")
+# Earlier versions also print a line to stdout then.
+_FIRST_SILENT_NCCL = (2, 22)
 _nested = False
 _marks: set[str] = set()
 _reported: list[BaseException] = []
@@ -184,12 +188,43 @@ def _with_marked_groups(name: str, path: Sequence[str] | None) -> ModuleSpec | N
             @wraps(original)
             def init_process_group(*arguments: object, **options: object) -> object:
                 _mark("saw.world")
+                with suppress(BaseException):
+                    _ask_for_network_log()
                 return original(*arguments, **options)
 
             module.__dict__["init_process_group"] = init_process_group
 
     spec.loader.exec_module = exec_module  # type: ignore[method-assign]
     return spec
+
+
+def _ask_for_network_log() -> None:
+    """Let NCCL log to the launcher, unless the user has set how it logs.
+
+    A program may set the variables itself, so this is done as late as possible: NCCL reads them
+    with its first communicator. A torch without NCCL raises AttributeError.
+    """
+    from importlib import import_module
+
+    version = import_module("torch.cuda.nccl").version
+    pipe = os.path.join(_FOLDER, "nccl.log")
+    # Without the launcher that reads it, NCCL would write to stdout, or wait.
+    if not stat.S_ISFIFO(os.stat(pipe).st_mode) or version() < _FIRST_SILENT_NCCL:
+        return
+    if not any(name.startswith("NCCL_DEBUG") for name in os.environ) and not _is_in_nccl_conf():
+        os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,ENV"
+        os.environ["NCCL_DEBUG_FILE"] = pipe
+        os.environ["NCCL_DEBUG"] = "INFO"
+
+
+def _is_in_nccl_conf() -> bool:
+    """Whether a file sets how NCCL logs. The environment would override it (initEnv in NCCL)."""
+    own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+    for path in (own, "/etc/nccl.conf"):
+        with suppress(OSError), open(path, "rb") as file:
+            if b"NCCL_DEBUG" in file.read(1 << 20):
+                return True
+    return False
 
 
 def _watch_processes() -> None:

@@ -8,6 +8,7 @@ from torchrun_runtime.launch.gang.leader import (
     GangLeader,
     Predecessor,
     Restarts,
+    TransportUse,
 )
 from torchrun_runtime.launch.gang.messages import (
     ALONE,
@@ -19,6 +20,7 @@ from torchrun_runtime.launch.gang.messages import (
     TOGETHER,
     EndGang,
     MemberState,
+    NcclTransport,
     OpenGate,
     RoundCode,
     StartRound,
@@ -322,6 +324,15 @@ def test_a_gang_trains_alone_unless_a_process_of_any_node_has_a_group() -> None:
     assert leader.trains_alone()
     leader.receive(2, MemberState(SUCCEEDED, 0, training=TOGETHER), 2)
     assert not leader.trains_alone()
+
+
+def test_the_networks_of_a_round_are_counted_and_forgotten_by_the_next_one() -> None:
+    leader, socket, ib = gang(3), NcclTransport("Socket", "eth0"), NcclTransport("IB")
+    for index, transport in enumerate((socket, ib, ib)):
+        leader.receive(index, MemberState(RUNNING, 0, transport=transport), 0)
+    assert leader.networks() == (TransportUse(ib, 2, 1), TransportUse(socket, 1, 0))
+    run(leader, 1, 3)
+    assert leader.networks() == ()
 
 
 def test_a_round_that_fails_because_of_leftovers_ends_the_gang_with_the_cause_before() -> None:

@@ -2,7 +2,14 @@
 
 from torchrun_runtime.launch.gang.leader import Restarts
 from torchrun_runtime.launch.gang.member import GangMember
-from torchrun_runtime.launch.gang.messages import NEVER, EndGang, MemberState, StartRound, StopRound
+from torchrun_runtime.launch.gang.messages import (
+    NEVER,
+    EndGang,
+    MemberState,
+    NcclTransport,
+    StartRound,
+    StopRound,
+)
 from torchrun_runtime.launch.gang.rounds import OrderInbox, Rounds
 
 
@@ -27,6 +34,16 @@ def test_a_node_that_never_started_does_not_end_with_the_gang_before() -> None:
     member.follow(StartRound(0))
     member.end(None, None, stopped=False)
     assert member.follow(EndGang()) == EndGang()
+
+
+def test_the_network_stays_until_the_next_round_starts() -> None:
+    member = GangMember()
+    member.follow(StartRound(0))
+    member.note_transport(NcclTransport("IB"))
+    member.end(None, None, stopped=True)
+    assert member.state.transport == NcclTransport("IB")
+    member.follow(StartRound(1))
+    assert member.state.transport is None
 
 
 class Leaderless:

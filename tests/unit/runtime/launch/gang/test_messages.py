@@ -8,10 +8,12 @@ from torchrun_runtime.launch.cause import Cause
 from torchrun_runtime.launch.gang.messages import (
     ALONE,
     FAILED,
+    RUNNING,
     EndGang,
     GangOrder,
     InvalidMessageError,
     MemberState,
+    NcclTransport,
     OpenGate,
     RoundCode,
     StartRound,
@@ -33,6 +35,7 @@ CAUSE = Cause(137, 3, 9, "Signaled", "Rank 3 was killed by SIGKILL.", "2026-01-0
         MemberState(),
         MemberState(FAILED, 4, CAUSE, 120),
         MemberState(training=ALONE, is_silent=True),
+        MemberState(RUNNING, 0, transport=NcclTransport("AWS Libfabric", "efa")),
         MemberState(FAILED, 4, CAUSE._replace(rank=None, signal=None)),
     ],
 )
