@@ -134,6 +134,27 @@ class Checkpoint(Wire, frozen=True, kw_only=True):
     ]
 
 
+class NetworkUse(Wire, frozen=True, kw_only=True):
+    """A network that NCCL uses on some nodes of the current attempt."""
+
+    transport: Annotated[
+        str,
+        Meta(
+            max_length=40,
+            description="Its name in NCCL, for example IB, Socket (TCP) or AWS Libfabric.",
+        ),
+    ] = ""
+    device: Annotated[
+        str,
+        Meta(
+            max_length=40,
+            description="The interface of Socket, or the provider of libfabric, such as efa.",
+        ),
+    ] = ""
+    nodes: Annotated[int, Meta(ge=0, le=10000, description="Number of nodes.")] = 0
+    first_node: Annotated[int, Meta(ge=0, le=10000, description="Lowest index of them.")] = 0
+
+
 class UnfencedWorker(Wire, frozen=True, kw_only=True):
     """A pod on a lost node that may still run."""
 
@@ -306,6 +327,15 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    network: Annotated[
+        tuple[NetworkUse, ...],
+        Meta(
+            max_length=8,
+            description="Networks that NCCL uses between the nodes, the most frequent first. Only "
+            "nodes whose NCCL has connected to another node count. Empty if a variable NCCL_DEBUG "
+            "is set, or NCCL is older than 2.22.",
+        ),
+    ] = ()
     dependencies_met: Annotated[
         tuple[MetDependency, ...],
         Meta(

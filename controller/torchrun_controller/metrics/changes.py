@@ -24,6 +24,7 @@ _UNRELATED_CONDITIONS = frozenset(
     {
         *("Scheduled", "Admitted", "NotYetSupported", "StorageShared", "FullSize"),
         *("WorkspaceUpToDate", "WritesAccepted", "StorageReady", "Distributed"),
+        "SlowNetwork",
     }
 )
 

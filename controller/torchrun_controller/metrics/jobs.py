@@ -23,17 +23,22 @@ from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.changes import phase_since
 from torchrun_controller.metrics.labels import OTHERS, QueueLabels, Reasons
 from torchrun_controller.reconcile.admission.model import QueueSummary
+from torchrun_controller.reconcile.job import network
 from torchrun_controller.reconcile.model.conditions import BLOCKED_REASONS
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
 MAX_WAITS = 200  # most series of torchrun_queue_waiting_jobs
+TRANSPORTS = ("Socket", "IB", "Libfabric", OTHERS)
 _QUEUE = ("job_namespace", "queue")
 
 Label = tuple[str, str]
 
 
 class _JobRecord(Struct, frozen=True, gc=False):
-    """The counted values of one job. `since` is the start of its phase in Unix time (seconds)."""
+    """The counted values of one job.
+
+    `since` is the start of its phase in Unix time (seconds). `networks`: nodes by transport.
+    """
 
     queue: Key
     phase: Phase
@@ -41,6 +46,8 @@ class _JobRecord(Struct, frozen=True, gc=False):
     gpus: int
     unfenced: int
     since: float
+    networks: tuple[tuple[str, int], ...]
+    has_slow_network: bool
 
 
 _by_state = attrgetter("queue", "phase", "reason", "gpus")
@@ -181,6 +188,14 @@ class JobMetrics(Collector):
                 oldest[record.phase] = record.since
         for phase in WAITING:
             families.oldest.add_metric((phase,), now - oldest[phase])
+        networks: Counter[str] = Counter()
+        for record in self._jobs.values():
+            for transport, nodes in record.networks:
+                networks[transport] += nodes
+        for transport in TRANSPORTS:
+            families.networks.add_metric((transport,), networks[transport])
+        slow_jobs = sum(record.has_slow_network for record in self._jobs.values())
+        families.slow_networks.add_metric((), slow_jobs)
         families.unfenced.add_metric((), sum(record.unfenced for record in self._jobs.values()))
 
     def _add_queues(self, families: "_Families") -> None:
@@ -285,6 +300,18 @@ class _Families:
             "Workers on lost nodes that may still run and write checkpoints. Their jobs wait "
             "until the node is back or is confirmed to be off.",
         )
+        self.networks = GaugeMetricFamily(
+            "torchrun_network_nodes",
+            "Nodes of running jobs by the network that NCCL uses: Socket (TCP), IB (InfiniBand or "
+            "RoCE), Libfabric, or (others). Nodes whose NCCL has not connected yet, or whose job "
+            "sets NCCL_DEBUG, are not counted.",
+            labels=("transport",),
+        )
+        self.slow_networks = GaugeMetricFamily(
+            "torchrun_slow_network_jobs",
+            "Running jobs with the condition SlowNetwork: their nodes use different networks, or "
+            "TCP although the pods request a faster device.",
+        )
         self.nodes = GaugeMetricFamily(
             "torchrun_node_gpus",
             "GPUs of ready, schedulable nodes, also if other workloads use them. Absent if the "
@@ -305,7 +332,17 @@ def _job_record(job: TorchrunJob, now: float) -> _JobRecord:
         gpus=status.gpus or 0,
         unfenced=0 if status.phase in TERMINAL else len(status.unfenced),
         since=since.timestamp() if since is not None else now,
+        networks=tuple((_transport(use.transport), use.nodes) for use in status.network)
+        if status.phase == "Running"
+        else (),
+        has_slow_network=status.phase == "Running"
+        and any(condition.type == network.CONDITION for condition in status.conditions),
     )
+
+
+def _transport(name: str) -> str:
+    """The label of a network: plugins have names and versions of their own."""
+    return next((each for each in TRANSPORTS if each in name), OTHERS)
 
 
 def _queue_record(queue: TorchrunQueue) -> _QueueRecord:

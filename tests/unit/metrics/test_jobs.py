@@ -7,7 +7,7 @@ from metrics_world import World, job, node, queue
 from torchrun_api.kinds.admission import Quota
 from torchrun_api.kinds.meta import Condition
 from torchrun_api.kinds.queue import TorchrunQueueSpec, TorchrunQueueStatus
-from torchrun_api.kinds.status import Phase
+from torchrun_api.kinds.status import NetworkUse, Phase
 from torchrun_controller.metrics.jobs import MAX_WAITS
 from torchrun_controller.metrics.labels import MAX_QUEUES, MAX_REASONS
 from torchrun_controller.reconcile.admission.model import Amounts, QueueSummary, RoundRobinState
@@ -104,6 +104,23 @@ def test_unfenced_workers_of_unfinished_jobs(world: World) -> None:
     world.put(job("a", "Queued", unfenced=2), job("b", "Running", unfenced=1))
     world.put(job("c", "Failed", unfenced=7))
     assert world.values("torchrun_unfenced_workers") == {(): 3}
+
+
+def test_the_networks_of_running_jobs(world: World) -> None:
+    slow = (Condition(type="SlowNetwork", status="True", reason="NetworksDiffer"),)
+    ib, socket = NetworkUse(transport="IBext_v8", nodes=7), NetworkUse(transport="Socket", nodes=1)
+    own, efa = NetworkUse(transport="own", nodes=4), NetworkUse(transport="Libfabric", nodes=2)
+    for name, phase, networks, conditions in (
+        ("a", "Running", (ib, socket), slow),
+        ("b", "Running", (own, efa), ()),
+        ("c", "Failed", (ib, socket), slow),
+    ):
+        each = job(name, phase)  # type: ignore[arg-type]
+        status = replace(each.status, network=networks, conditions=conditions)
+        world.put(replace(each, status=status))
+    nodes = {("IB",): 7, ("Socket",): 1, ("Libfabric",): 2, ("(others)",): 4}
+    assert world.values("torchrun_network_nodes") == nodes
+    assert world.values("torchrun_slow_network_jobs") == {(): 1}
 
 
 def test_gpus_of_schedulable_nodes(world: World) -> None:

@@ -42,6 +42,8 @@ NAMES = {
     "torchrun_job_start_seconds",
     "torchrun_jobs",
     "torchrun_jobs_reporting",
+    "torchrun_network_nodes",
+    "torchrun_slow_network_jobs",
     "torchrun_leader",
     "torchrun_lease_transitions_total",
     "torchrun_progress_reports_total",

@@ -5,7 +5,7 @@ from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.gang.headway import RESUMED
 from torchrun_controller.reconcile.gang.restarts import restart_events
 from torchrun_controller.reconcile.gang.state import STARTING
-from torchrun_controller.reconcile.job import refusals
+from torchrun_controller.reconcile.job import network, refusals
 from torchrun_controller.reconcile.job.decisions import Decision
 from torchrun_controller.reconcile.job.status import TROUBLE_REASONS
 from torchrun_controller.reconcile.model.phases import State
@@ -53,7 +53,8 @@ def _warning_events(before: TorchrunJobStatus, composed: TorchrunJobStatus) -> l
     return [
         Event("Warning", condition.reason, condition.message)
         for condition in composed.conditions
-        if condition.type in kinds and condition.status == "False"
+        if (condition.type in kinds and condition.status == "False")
+        or condition.type == network.CONDITION
         if (condition.type, condition.reason) not in old
     ]
 

@@ -15,7 +15,7 @@ from torchrun_controller.reconcile.gang import fence, headway
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.gang.gang import accepted_generation, find_completed_job
 from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT
-from torchrun_controller.reconcile.job import dependencies, progress, refusals
+from torchrun_controller.reconcile.job import dependencies, network, progress, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.decisions import Decision
 from torchrun_controller.reconcile.model.conditions import (
@@ -62,7 +62,7 @@ WARNINGS = frozenset(
     {
         *("NotYetSupported", "StorageShared", "StorageReady"),
         *(names.UP_TO_DATE, refusals.CONDITION, REQUESTED, FULL_SIZE, DISTRIBUTED),
-        headway.RESUMED,
+        *(headway.RESUMED, network.CONDITION),
     }
 )
 TRAINS_ALONE = Reason(
@@ -90,6 +90,7 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
     ranks_run = decision.state is State.GANG_RUNNING and observed.gang.restarts.awaits_edit is None
     attempts = keep_last(last_status.attempts, decision.history.ends, KEPT_ATTEMPTS)
     counts = decision.history.counts
+    networks = network.choose_network(last_status, observed.gang, decision.attempt)
     completed_job = find_completed_job(observed.gang)
     if decision.state is State.GANG_SUCCEEDED and completed_job is not None:
         # Another end of the gang may have been recorded before its success was observed.
@@ -106,6 +107,8 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         has_ended=is_terminal,
     )
     behind = headway.check_resumption(last_status, last_report, start) if ranks_run else None
+    has_run = phase == "Running" or is_terminal
+    slow = network.find_slow(networks, observed.gang) if has_run else None
     return TorchrunJobStatus(
         phase=phase,
         observed_generation=job.metadata.generation,
@@ -114,7 +117,7 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         conditions=_by_type(
             update(
                 last_status.conditions,
-                _conditions(observed, decision, row, nodes or 0, behind),
+                _conditions(observed, decision, row, nodes or 0, behind, slow),
                 job.metadata.generation,
                 now,
             )
@@ -154,6 +157,7 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         estimated_remaining_seconds=progress.estimate_remaining(last_report, start)
         if ranks_run
         else None,
+        network=networks,
         dependencies_met=dependencies.find_met(job, observed.parents),
     )
 
@@ -221,12 +225,17 @@ def _by_type(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
 
 
 def _conditions(
-    observed: Observed, decision: Decision, row: Row, nodes: int, behind: Reason | None
+    observed: Observed,
+    decision: Decision,
+    row: Row,
+    nodes: int,
+    behind: Reason | None,
+    slow: Reason | None,
 ) -> list[ConditionUpdate]:
     """Return the conditions of the decision over those of the status; `nodes` is the gang's size.
 
-    `behind` is why the ranks should have resumed at a later step. Of two with the same type, the
-    later one wins.
+    `behind` is why the ranks should have resumed at a later step, `slow` why the network is slow.
+    Of two with the same type, the later one wins.
     """
     previous = _kept_conditions(observed, row)
     updates = {update.type: update for update in (*previous, *decision.conditions)}
@@ -241,6 +250,8 @@ def _conditions(
         updates[warning.type] = warning
     if behind is not None:
         updates[headway.RESUMED] = _build(headway.RESUMED, holds=False, why=behind)
+    if slow is not None:
+        updates[network.CONDITION] = _build(network.CONDITION, holds=True, why=slow)
     return list(updates.values())
 
 

@@ -19,7 +19,7 @@ from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.meta import Time, Wire
 from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_api.kinds.resources import Kind
-from torchrun_api.kinds.status import Gangs, Progress
+from torchrun_api.kinds.status import Gangs, NetworkUse, Progress
 
 T = TypeVar("T")
 
@@ -115,12 +115,14 @@ class RestartsInPlace(Wire, frozen=True, kw_only=True):
 
     `alone`: a Python of the gang has imported torch, but no process belongs to a group.
     `awaits_edit`: the round that failed in development mode, while the gang waits for an edit.
+    `network`: what NCCL uses, as far as it is known.
     """
 
     count: Gangs = 0
     last: Annotated[tuple[FailedRound, ...], Meta(max_length=10)] = ()
     alone: bool = False
     awaits_edit: FailedRound | None = None
+    network: Annotated[tuple[NetworkUse, ...], Meta(max_length=8)] = ()
 
 
 class ProgressReport(Wire, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
     POST /v1/progress   Authorization: Bearer <token of audience torchrun.ai/progress>
     {"step": 120, "totalSteps": 1000, "loss": 2.31, "samplesPerSecond": 450.0}
 
-Node 0 also reports restarts of the ranks in the same pods: how many, and the last failed rounds.
+Node 0 also reports restarts of the ranks in the same pods: how many, and the last failed rounds;
+with them, the networks that NCCL uses on the nodes.
 
     {"restartsInPlace": {"count": 1, "last": [{"round": 0, "node": 1, "reason": "Signaled", ...}]}}
 
