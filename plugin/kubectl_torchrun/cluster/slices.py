@@ -116,6 +116,14 @@ class ProgressSlice(Wire, frozen=True, kw_only=True):
     time: datetime | None = None
 
 
+class NetworkSlice(Wire, frozen=True, kw_only=True):
+    """A network that NCCL uses on some nodes. device: of Socket or libfabric, else empty."""
+
+    transport: str = ""
+    device: str = ""
+    nodes: int = 0
+
+
 class JobAdmissionSlice(Wire, frozen=True, kw_only=True):
     """The nodes that are admitted in the job's queue."""
 
@@ -135,6 +143,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     gpus: int | None = None
     progress: ProgressSlice | None = None
     estimated_remaining_seconds: int | None = None
+    network: tuple[NetworkSlice, ...] = ()
     attempt: int = 0
     conditions: tuple[Condition, ...] = ()
     last_failure: FailureSlice | None = None

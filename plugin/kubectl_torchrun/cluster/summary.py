@@ -2,11 +2,15 @@
 
 from datetime import datetime
 
-from kubectl_torchrun.cluster.slices import AttemptSlice, JobSlice
+from kubectl_torchrun.cluster.slices import AttemptSlice, JobSlice, NetworkSlice
+
+_WARNINGS = frozenset({"NotYetSupported", "SlowNetwork"})  # conditions that warn if they are True
 
 
 def status_lines(job: JobSlice) -> list[str]:
-    """Lines: phase, reason, conditions that are not met, restarts and earlier attempts."""
+    """Lines: phase, reason, conditions that are not met or warn, NCCL's network, restarts and
+    earlier attempts.
+    """
     status = job.status
     lines = [f"{job.metadata.name}: {status.phase or 'new'}"]
     if status.reason:
@@ -14,8 +18,12 @@ def status_lines(job: JobSlice) -> list[str]:
     lines += [
         f"  {condition.type} is {condition.status}: {condition.message}"
         for condition in status.conditions
-        if condition.status != "True" and condition.message and condition.reason != status.reason
+        if (condition.status != "True" or condition.type in _WARNINGS)
+        and condition.message
+        and condition.reason != status.reason
     ]
+    if status.network:
+        lines.append(f"  NCCL uses {', '.join(map(_describe_network, status.network))}")
     if status.attempts:
         lines.append(f"  restarts: {status.restarts} counted, {status.disruptions} not counted")
     lines += [
@@ -23,6 +31,11 @@ def status_lines(job: JobSlice) -> list[str]:
         for attempt in status.attempts
     ]
     return [part for line in lines for part in line.replace("\n", "\n    ").split("\n")]
+
+
+def _describe_network(use: NetworkSlice) -> str:
+    name = f"{use.transport} over {use.device}" if use.device else use.transport
+    return f"{name} on {use.nodes} {'node' if use.nodes == 1 else 'nodes'}"
 
 
 def _name(attempt: AttemptSlice) -> str:

@@ -8,6 +8,24 @@ from kubectl_torchrun.cluster.slices import JobSlice
 from kubectl_torchrun.cluster.summary import status_lines
 
 
+def test_the_network_and_what_is_wrong_with_it() -> None:
+    status = {
+        "phase": "Running",
+        "conditions": [
+            {"type": "SlowNetwork", "status": "True", "reason": "A", "message": "Node 7 is slow."},
+            {"type": "Scheduled", "status": "True", "reason": "B", "message": "All pods are."},
+        ],
+        "network": [
+            {"transport": "IB", "nodes": 7},
+            {"transport": "Socket", "device": "eth0", "nodes": 1, "firstNode": 7},
+        ],
+    }
+    assert status_lines(msgspec.convert({"status": status}, JobSlice))[1:] == [
+        "  SlowNetwork is True: Node 7 is slow.",
+        "  NCCL uses IB on 7 nodes, Socket over eth0 on 1 node",
+    ]
+
+
 def test_each_end_says_what_ended() -> None:
     end = {"endTime": "2026-01-02T03:04:05Z", "message": "m"}
     ends: list[dict[str, Any]] = [
