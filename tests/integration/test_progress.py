@@ -178,3 +178,20 @@ def test_only_the_leader_accepts_reports(crds: LocalCluster, team: Team, tmp_pat
             mine = token(team, pods[0])
             assert Reporter(standby).send(mine) == 503
             assert Reporter(leader).send(mine) == 204
+
+
+def test_the_networks_of_a_gang_are_in_its_status(reporter: Reporter, team: Team) -> None:
+    pods = running(team, "run", numNodes=2)
+    networks = [
+        {"transport": "IB", "nodes": 1},
+        {"transport": "Socket", "device": "eth0", "nodes": 1, "firstNode": 1},
+    ]
+    report = {"count": 0, "last": [], "network": networks}
+    assert reporter.send(token(team, pods[0]), restartsInPlace=report) == 204
+
+    def slow() -> str:
+        conditions = team.status("run").get("conditions", [])
+        return "".join(c["message"] for c in conditions if c["type"] == "SlowNetwork")
+
+    assert eventually("the condition", slow) == "Node 1 uses Socket over eth0, the other IB."
+    assert team.status("run")["network"] == networks
