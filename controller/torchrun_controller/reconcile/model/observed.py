@@ -145,13 +145,15 @@ class Vanished(Struct, frozen=True):
 class ObservedGang(Struct, frozen=True, kw_only=True):
     """The Jobs and pods of the job's attempts, in the order of their attempts.
 
-    If the head has its own Job, `child_jobs` has that of the head, and `worker_jobs` that of its
-    workers. `workers` are the pods of the latest gang. `stale_pods` are further pods with the name
-    of the job that may still run: those of other gangs, of an earlier job of that name, and those
-    that are already deleted. `vanished` are those that were deleted by force in the last minutes.
-    `groups` are those of the job and of its latest child Job, if they are
-    readable. `progress` and `restarts` are the last reports that this process got from the latest
-    child Job; `has_reported`: there was one, so ranks of that Job have started.
+    `child_jobs` has one Job for each attempt. If the head has its own Job, it is the Job of the
+    head, and `worker_jobs` has that of the workers. `workers` are the pods of the latest attempt.
+    `stale_pods` are the other pods with the name of the job whose containers may still run: those
+    of earlier attempts, of a deleted Job, and of an earlier job with this name. They include pods
+    that are being deleted. `vanished` are the pods that were removed by force in the last minutes.
+
+    `groups` are those of the job and of its latest child Job, if they are readable. `progress` and
+    `restarts` are the last reports that this process got from the latest child Job. `has_reported`
+    is whether there was one, so that ranks of that Job have started.
     """
 
     child_jobs: tuple[Job, ...] = ()
@@ -197,12 +199,12 @@ class ObservedWorkspace(Struct, frozen=True, kw_only=True):
 class ObservedCluster(Struct, frozen=True, kw_only=True):
     """Nodes, installed schedulers and warning events.
 
-    `nodes` has the nodes of the job's pods, of unfenced workers and of earlier failures, if they
-    exist; all nodes if checkpoints stay on nodes; None while they are unknown. `nodes_awaited`:
-    they are unknown although the controller may read them. `promised` has the bytes on each node
-    that checkpoints of workers there may take. `installed` is None until the API server has
-    answered. `warnings` are events on the PVCs, the latest child Job and the pods of that Job, in
-    the order of time.
+    `nodes` has the machines of the job's pods, of unfenced workers and of earlier failures, if they
+    exist; all machines if checkpoints stay on machines; None while they are unknown.
+    `nodes_awaited`: they are unknown although the controller may read them. `promised` has the
+    bytes on each machine that checkpoints of workers there may take. `installed` is None until the
+    API server has answered. `warnings` are events on the PVCs, the latest child Job and the pods of
+    that Job, in the order of time.
     """
 
     nodes: dict[str, Node] | None = None

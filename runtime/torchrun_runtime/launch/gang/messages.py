@@ -59,7 +59,8 @@ class RoundCode(NamedTuple):
 class OpenGate(NamedTuple):
     """No rank of an older gang runs any more, but some nodes of this one are not ready yet.
 
-    name: without a field, this order would be equal to the other one without numbers.
+    name: the word for this order in a message. It is a field, because a named tuple without fields
+    is false, and equals every other empty tuple.
     """
 
     name: str = "open"
