@@ -1,7 +1,7 @@
 """From nothing to a real two-node PyTorch run: `make demo`.
 
 Standard library only. With CLUSTER=current, set CONTROLLER_IMAGE and TRAINER_IMAGE to images that
-the nodes can pull. KEEP=1 leaves everything running.
+the machines can pull. KEEP=1 leaves everything running.
 """
 
 import os

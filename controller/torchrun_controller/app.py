@@ -153,7 +153,7 @@ def _server(settings: Settings, components: Components, metrics: Metrics) -> Htt
             "lease": leads_or_stands_by(components.leader),
         },
         notes={
-            "nodes": factory.nodes.shortcoming,
+            "machines": factory.nodes.shortcoming,
             "schedulers": factory.discovery.shortcoming,
             "watches": factory.shortcoming,
         },

@@ -120,8 +120,8 @@ OPTIONS: Final = (
         boolean,
         _SWITCH,
         "true",
-        "Admit a gang only when the nodes have room for it. Set it to false if an autoscaler adds "
-        "nodes for pending pods; then only quota decides.",
+        "Admit a gang only when the machines have room for it. Set it to false if an autoscaler "
+        "adds machines for pending pods; then only quota decides.",
     ),
     Option(
         _PODS,
@@ -129,8 +129,8 @@ OPTIONS: Final = (
         parse_overhead,
         "amounts such as cpu=2,memory=8Gi,pods=10",
         "",
-        "Resources of each node that DaemonSets and other pods use. Admission does not count them "
-        "as free.",
+        "Resources of each machine that DaemonSets and other pods use. Admission does not count "
+        "them as free.",
     ),
     Option(
         _PODS,

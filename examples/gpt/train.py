@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 train.py             two processes on this machine
     kubectl torchrun submit --queue cpu "python train.py"     a TorchrunJob
 
-What to copy into a script of your own so that it survives a lost node:
+What to copy into a script of your own so that it survives a lost machine:
   * what a step computes depends on the seed and the step alone (`Corpus.batch`),
   * a checkpoint is whole or absent, never half written (`save`),
   * every start looks for the newest checkpoint and goes on from there (`resume`),

@@ -116,8 +116,8 @@ GPUS = Row(
         ),
         Panel(
             "GPUs of the cluster",
-            "GPUs of schedulable nodes, and GPUs that TorchrunJobs use.",
-            (("max(torchrun_node_gpus)", "of nodes"),
+            "GPUs of schedulable machines, and GPUs that TorchrunJobs use.",
+            (("max(torchrun_node_gpus)", "of machines"),
              ('sum(torchrun_queue_gpus{state="running"})', "in use")),
         ),
         Panel(
@@ -206,8 +206,8 @@ TROUBLE = Row(
         ),
         Panel(
             "Unfenced workers",
-            "On lost nodes, perhaps still running. Their jobs wait for the node, or for the taint "
-            "out-of-service.",
+            "On lost machines, perhaps still running. Their jobs wait for the machine, or for the "
+            "taint out-of-service.",
             (("max(torchrun_unfenced_workers)", "workers"),),
         ),
         Panel(

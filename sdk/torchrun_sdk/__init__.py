@@ -1,4 +1,4 @@
-"""Call a Python function on many Kubernetes nodes.
+"""Call a Python function on many nodes in Kubernetes.
 
     import torchrun_sdk as kt
 

@@ -69,7 +69,7 @@ class RemoteException(CallError):
     ) -> None:
         name = type[len("builtins.") :] if type.startswith("builtins.") else type
         super().__init__(
-            f"{name}: {text} (rank {rank} on {node or 'an unknown node'})\n\n"
+            f"{name}: {text} (rank {rank} on {node or 'an unknown machine'})\n\n"
             f"In the pod:\n{traceback.rstrip()}",
             job=job,
             rank=rank,

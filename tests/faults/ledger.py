@@ -80,7 +80,7 @@ class Ledger:
         used = self.usage.by_gangs(uid) if before or after else Counter()
         living = self.usage.living(uid) if before or after else []
         # Gangs that run without a charge get one without a decision: the queue begins to take part,
-        # or pods have come back with a lost node.
+        # or pods have come back with a lost machine.
         if after - before and (before or not (used or living)):
             self._within_quota(job, f"{change.name} is charged for {_list(after)}")
         if before - after and (rest := used - after):
@@ -216,7 +216,7 @@ class Ledger:
                 self._report(f"{name} counts {counted} of {failed} failures")
 
     def _anyone_at_work(self) -> bool:
-        """Whether ranks of any job run. Those on lost nodes are not known to end."""
+        """Whether ranks of any job run. Those on lost machines are not known to end."""
         pods = [pod for pod in self._store.bodies(PODS) if is_worker(pod)]
         return any(
             pod["status"]["phase"] == "Running"

@@ -1,7 +1,7 @@
 """Simulated scheduler and kubelets.
 
 A `Script` decides how the containers of a pod behave. Nodes can be lost, return and be switched
-off. Containers on a lost node keep running, unseen by the API server.
+off. Containers on a lost machine keep running, unseen by the API server.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -92,7 +92,7 @@ class Nodes(Actor):
         self._loop.call_later(STOPS, self._forget_unseen, name)
 
     def switch_off(self, name: str) -> None:
-        """An administrator switches off a lost node and taints it; its pods are force-deleted."""
+        """An administrator switches off a lost machine and taints it; its pods are force-deleted."""
         self._forget_unseen(name)
         taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute", "value": "off"}
         self._patch(name, {"spec": {"taints": [taint]}})

@@ -135,7 +135,7 @@ class Oracle:
             if change.body.get("status", {}).get("phase") == "Succeeded":
                 self._prepared |= owners(change.body)
             living = _living(self._store, names.SYNC)
-            # A pod on a lost node is replaced, and can publish nothing.
+            # A pod on a lost machine is replaced, and can publish nothing.
             reached = [pod for pod in living if not self.ledger.usage.is_silent(pod)]
             self._at_most_one("sync pod", reached, lambda pod: "")
         elif component == names.WORKER:

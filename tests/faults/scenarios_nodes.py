@@ -1,4 +1,4 @@
-"""Scenarios of lost nodes and pods, and of too few nodes for an elastic job."""
+"""Scenarios of lost machines and pods, and of too few nodes for an elastic job."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ async def _lose_node(world: Simulation) -> None:
 
 
 async def node_returns(world: Simulation) -> None:
-    """The next gang waits until a lost node has returned."""
+    """The next gang waits until a lost machine has returned."""
     await _lose_node(world)
     world.nodes.come_back("node-1")
     await world.reaches("Succeeded")
 
 
 async def node_off(world: Simulation) -> None:
-    """The next gang waits until a lost node is switched off and tainted out-of-service."""
+    """The next gang waits until a lost machine is switched off and tainted out-of-service."""
     await _lose_node(world)
     world.nodes.switch_off("node-1")
     await world.reaches("Succeeded")
@@ -66,7 +66,7 @@ async def evicted(world: Simulation) -> None:
 
 
 async def fence(world: Simulation) -> None:
-    """With a workspace, launchers fence the worker on a lost node themselves."""
+    """With a workspace, launchers fence the worker on a lost machine themselves."""
     world.make_queue()
     world.submit(volumes=ZIP)
     await world.reaches("Running")
@@ -75,7 +75,7 @@ async def fence(world: Simulation) -> None:
 
 
 async def suspended(world: Simulation) -> None:
-    """Kueue suspends and resumes a gang with a worker on a lost node, whose Node is deleted."""
+    """Kueue suspends and resumes a gang with a worker on a lost machine, whose Node is deleted."""
     world.make_queue(scheduling={"gang": "kueue"})
     world.submit()
     kueue = asyncio.create_task(_admit(world))

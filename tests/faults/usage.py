@@ -70,7 +70,7 @@ class Usage:
     def by_gangs(self, uid: str) -> Amounts:
         """The most that a gang of the job uses. A resize replaces one by another.
 
-        Without pods on lost nodes, which count as gone.
+        Without pods on lost machines, which count as gone.
         """
         gangs: dict[int, Amounts] = defaultdict(Counter)
         for pod in self.living(uid):
@@ -109,7 +109,7 @@ class Usage:
     def taken(self, job: Body) -> Amounts:
         """What the job uses, or may use by its charge, for which a gang may follow at any time.
 
-        The charge of a finished job is for pods that have come back with a lost node.
+        The charge of a finished job is for pods that have come back with a lost machine.
         """
         used = self.by_gangs(job["metadata"]["uid"])
         is_finished = job.get("status", {}).get("phase") in TERMINAL

@@ -108,7 +108,7 @@ def test_a_queue_that_does_not_fit_is_reported(laptop: Laptop) -> None:
     expected = (
         "storage: No storage class is known to support ReadWriteMany",
         "storage: Queue gpu has its checkpoints in class local-path",
-        "nodes: Queue gpu requests 8 nvidia.com/gpu for a node, but no node has more than 4",
+        "machines: Queue gpu requests 8 nvidia.com/gpu for a node, but no machine has more than 4",
     )
     assert len(problems) == len(expected), problems
     for problem, text in zip(problems, expected, strict=True):
@@ -134,7 +134,7 @@ def test_what_a_user_may_not_read_is_not_checked(laptop: Laptop) -> None:
     laptop.kubeconfig = str(kubeconfig)
     findings = doctor(laptop, controller="skip")
     skipped = {f["subject"] for f in findings if f["verdict"] == "skip"}
-    assert skipped == {"storage", "nodes", "autoscaler"}
+    assert skipped == {"storage", "machines", "autoscaler"}
     assert {f["subject"] for f in findings} == whole - {"GPUs"}
     assert all("no permission to read it" in f["text"] for f in findings if f["verdict"] == "skip")
     (permissions,) = of(findings, "permissions")

@@ -1,4 +1,4 @@
-"""Lost nodes: kwok's nodes under the real scheduler, Job, node lifecycle and pod GC controllers.
+"""Lost machines: kwok's nodes under the real scheduler, Job, node lifecycle and pod GC controllers.
 
 kwok ignores a node without the label `heart`: it sends no heartbeats, and its pods keep running.
 """
@@ -112,7 +112,7 @@ def test_gangs_of_lost_nodes_are_replaced_in_time_and_wait_for_the_fence(
         assert answer.status_code in (200, 404), answer.text
     controller.kill()
     controller.start()
-    controller.wait_for_line("nodes are readable")
+    controller.wait_for_line("machines are readable")
     for job in ("unheard", "deleted"):
         team.reaches(job, "Queued", "WaitingForFence")
         assert not started(workers(team, job, 1))

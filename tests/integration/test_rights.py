@@ -315,8 +315,8 @@ def test_a_role_is_enough_for_one_namespace(
         for pod in team.workers("run"):
             team.pod_becomes(pod, "Succeeded")
         team.reaches("run", "Succeeded")
-        notes = eventually("readiness notes it", lambda: noted(process, "[!] nodes"))
-        assert "lost nodes are not detected: cannot list nodes" in notes
+        notes = eventually("readiness notes it", lambda: noted(process, "[!] machines"))
+        assert "lost machines are not detected: cannot list nodes" in notes
     of_the_cluster = {"nodes", "queues.scheduling.run.ai", "topologies.kai.scheduler"}
     lacking = denied(audit.entries(ACCOUNT, team.name))
     assert {resource for _, resource in lacking} == of_the_cluster

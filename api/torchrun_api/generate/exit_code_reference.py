@@ -27,9 +27,9 @@ The controller interprets the end of workers as follows:
 - **First failure:** if several workers failed, [one of them](failures.md#the-first-failure)
   decides.
 - **Counted:** whether `maxRestarts` counts the failure. "The job fails" means that no restart can
-  correct it, so none is tried, whatever the rules. A preempted or drained pod, a pod
-  that was evicted because its node was low on memory or disk, a deleted pod that ended by SIGTERM,
-  and a lost machine are disruptions and are not counted, whatever the exit code.
+  correct it, so none is tried, whatever the rules. A preempted or drained pod, a pod that was
+  evicted because its machine was low on memory or disk, a deleted pod that ended by SIGTERM, and
+  a lost machine are disruptions and are not counted, whatever the exit code.
 - **Rules:** `exitCodes` of [`reliability.rules`](failures.md#rules) match the exit code of the
   first failure, and `signals` its signal. The first rule that matches replaces the column
   "counted".

@@ -213,7 +213,7 @@ METADATA_KEYS = (
         "TorchrunJob",
         (ADMINISTRATOR,),
         (CONTROLLER,),
-        "Machines that are off and have no Node any more, as `ATTEMPT/NODE,...`. Their pods no "
+        "Machines that are off and have no Node any more, as `ATTEMPT/MACHINE,...`. Their pods no "
         "longer count as running. See [lost machines](failures.md#lost-machines).",
     ),
     _annotation(
@@ -245,7 +245,7 @@ METADATA_KEYS = (
         "sync pod, serve pod",
         _BY_CONTROLLER,
         (CONTROLLER,),
-        "The only node on which the pod may run: its PVC is mounted there.",
+        "The only machine on which the pod may run: its PVC is mounted there.",
     ),
     _annotation(
         names.CLAIM_UID,
@@ -308,7 +308,7 @@ METADATA_KEYS = (
         "worker",
         _BY_CONTROLLER,
         (CONTROLLER,),
-        "Size of the node-local checkpoints in bytes.",
+        "Size of the checkpoints on machines in bytes.",
     ),
     _annotation(
         names.WANTED_NODES,

@@ -79,7 +79,7 @@ class JobLimits(Wire, frozen=True, kw_only=True):
                 ge=0,
                 le=31536000,
                 description="Maximum grace period of a job's pods. Pods that are stopped keep their"
-                " nodes and quota for that long. A job with a longer one is rejected. Default:"
+                " machines and quota for that long. A job with a longer one is rejected. Default:"
                 " 3600.",
             ),
         ]
@@ -103,7 +103,7 @@ class Topology(Wire, frozen=True, kw_only=True):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.required) || has(self.preferred)",
-            "set required, preferred, or both to a node label key, for example"
+            "set required, preferred, or both to the key of a label of Nodes, for example"
             " topology.kubernetes.io/zone",
         ),
     )
@@ -112,8 +112,8 @@ class Topology(Wire, frozen=True, kw_only=True):
         Annotated[
             TopologyKey,
             Meta(
-                description="Node label. All pods of a gang run on nodes with the same value of "
-                "this label."
+                description="Label of Nodes. All pods of a gang run on machines with the same "
+                "value of this label."
             ),
         ]
         | None
@@ -122,8 +122,8 @@ class Topology(Wire, frozen=True, kw_only=True):
         Annotated[
             TopologyKey,
             Meta(
-                description="Node label. The scheduler prefers nodes with the same value of this "
-                "label."
+                description="Label of Nodes. The scheduler prefers machines with the same value of "
+                "this label."
             ),
         ]
         | None

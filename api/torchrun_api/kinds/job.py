@@ -33,10 +33,10 @@ from torchrun_api.names import MAX_JOB_NAME
 class Elastic(Wire, frozen=True, kw_only=True):
     """The range of sizes of the job. numNodes is the size that you want.
 
-    kubectl scale changes numNodes within this range. If pods find no node for 30 s, a smaller gang
-    of at least minNodes continues. A resumed job asks for numNodes again, and so does a new gang an
-    hour or more after the job shrank. Each resize starts a new gang from the checkpoint and does
-    not count as a restart.
+    kubectl scale changes numNodes within this range. If pods find no machine for 30 s, a smaller
+    gang of at least minNodes continues. A resumed job asks for numNodes again, and so does a new
+    gang an hour or more after the job shrank. Each resize starts a new gang from the checkpoint and
+    does not count as a restart.
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (

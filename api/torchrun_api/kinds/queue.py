@@ -59,7 +59,7 @@ PodSecurity = Literal["baseline", "restricted"]
 class NodeResources(Wire, frozen=True, kw_only=True):
     """Resource requests of one node, that is of one pod.
 
-    A job that uses only some of the GPUs of a node gets a proportional share of CPU and memory.
+    A job that uses only some of these GPUs gets a proportional share of CPU and memory.
     """
 
     gpus: Annotated[int, Meta(ge=0, le=1024, description="GPUs of each node. 0 for CPU jobs.")] = 0
@@ -72,7 +72,7 @@ class NodeResources(Wire, frozen=True, kw_only=True):
     gpu_type: Annotated[
         LabelValue | None,
         Meta(
-            description="Value of the pod label torchrun.ai/gpu-type. It does not select nodes;"
+            description="Value of the pod label torchrun.ai/gpu-type. It does not select machines;"
             " nodeSelector does."
         ),
     ] = None
@@ -144,7 +144,7 @@ class Storage(Wire, frozen=True, kw_only=True):
 
 
 class QueueScheduling(Wire, frozen=True, kw_only=True):
-    """Scheduler of the pods and the nodes that they may use."""
+    """Scheduler of the pods and the machines that they may use."""
 
     RULES: ClassVar[tuple[Rule, ...]] = tuple(
         Rule(
@@ -193,7 +193,7 @@ class Networking(Wire, frozen=True, kw_only=True):
         ),
     )
 
-    host_network: Annotated[bool, Meta(description="Uses the node's network.")] = False
+    host_network: Annotated[bool, Meta(description="Uses the network of the machine.")] = False
     isolate: Annotated[
         bool,
         Meta(

@@ -142,8 +142,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
             RestartCount,
             Meta(
                 description="Maximum number of restarts after failures, in the same pods or in new "
-                "ones. Disruptions (preemption, drain, node pressure, node loss) do not count. "
-                "Default: 3."
+                "ones. Disruptions (preemption, drain, a machine that is lost or low on "
+                "memory or disk) do not count. Default: 3."
             ),
         ]
         | None
@@ -179,8 +179,8 @@ class Reliability(Wire, frozen=True, kw_only=True):
                 description="What restarts after a rank has failed. InPlace: the ranks of all "
                 "nodes, in the same pods. The third failure of one kind without a newer step in "
                 "between, one that comes sooner and in another way than the one before, a failure "
-                "that a rule matches, and the failure of a pod or a node still lead to a new gang. "
-                "Gang: all pods, as a new gang. Default: InPlace."
+                "that a rule matches, and the failure of a pod or a machine still lead to a new "
+                "gang. Gang: all pods, as a new gang. Default: InPlace."
             ),
         ]
         | None
@@ -246,9 +246,9 @@ class Reliability(Wire, frozen=True, kw_only=True):
         Annotated[
             bool,
             Meta(
-                description="Starts a new gang even if pods on a lost node may still run and write "
-                "the same checkpoints. Default: false; the new gang waits until these "
-                "pods are fenced."
+                description="Starts a new gang even if pods on a lost machine may still run and "
+                "write the same checkpoints. Default: false; the new gang waits until "
+                "these pods are fenced."
             ),
         ]
         | None

@@ -42,7 +42,7 @@ Delivery = Annotated[
         " if the PVC is not bound within 30 s or its provisioning fails."
     ),
 ]
-NodeSelector = Annotated[LabelMap, Meta(description="Labels that a node must have.")]
+NodeSelector = Annotated[LabelMap, Meta(description="Labels that a machine must have.")]
 Tolerations = Annotated[
     tuple[Embedded, ...], Meta(max_length=64, description="v1 Tolerations of the pods.")
 ]
@@ -74,9 +74,9 @@ SharedClaim = Annotated[ObjectName, Meta(description="Existing PVC that jobs sha
 HostPath = Annotated[
     MountPath,
     Meta(
-        description="Directory on the nodes for checkpoints, instead of a PVC: "
+        description="Directory on the machines for checkpoints, instead of a PVC: "
         "<hostPath>/<namespace>/<job>. size is the space that a pod may need "
-        "there. A new gang prefers the nodes of the previous one, then those "
+        "there. A new gang prefers the machines of the previous one, then those "
         "with the most free local storage. The namespace must allow hostPath "
         "volumes."
     ),

@@ -51,7 +51,7 @@ class WorkersStatus(Wire, frozen=True, kw_only=True, omit_defaults=False):
 class LastFailure(Wire, frozen=True, kw_only=True):
     """The root cause of the last failed gang or round: the first failure, not the later ones."""
 
-    node: Annotated[str, Meta(description="Node of the failure.")] = ""
+    node: Annotated[str, Meta(description="Machine of the failure.")] = ""
     rank: Annotated[int | None, Meta(description="Global rank that failed.")] = None
     exit_code: Annotated[int | None, Meta(description="Exit code of that rank.")] = None
     signal: Annotated[int | None, Meta(description="Signal that ended that rank.")] = None
@@ -73,7 +73,7 @@ class Attempt(Wire, frozen=True, kw_only=True):
             " pods. Unset for the end of the whole attempt."
         ),
     ] = None
-    node: Annotated[str, Meta(description="Node of the failure that ended it.")] = ""
+    node: Annotated[str, Meta(description="Machine of the failure that ended it.")] = ""
     start_time: Annotated[
         Time | None, Meta(description="Time of creation, or start of the round.")
     ] = None
@@ -156,7 +156,7 @@ class NetworkUse(Wire, frozen=True, kw_only=True):
 
 
 class UnfencedWorker(Wire, frozen=True, kw_only=True):
-    """A pod on a lost node that may still run."""
+    """A pod on a lost machine that may still run."""
 
     attempt: Annotated[
         Gangs | None,
@@ -165,8 +165,8 @@ class UnfencedWorker(Wire, frozen=True, kw_only=True):
         ),
     ] = None
     index: Annotated[int, Meta(ge=0, le=10000, description="Index of the pod in the gang.")] = 0
-    node: Annotated[str, Meta(description="Node of the pod.")] = ""
-    since: Annotated[Time | None, Meta(description="Time since which the node is lost.")] = None
+    node: Annotated[str, Meta(description="Machine of the pod.")] = ""
+    since: Annotated[Time | None, Meta(description="Time since which the machine is lost.")] = None
     unproven: Annotated[
         bool, Meta(description="The pod has not confirmed that it watches for newer gangs.")
     ] = False
@@ -234,13 +234,13 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     ] = ()
     unfenced: Annotated[
         tuple[UnfencedWorker, ...],
-        Meta(description="Pods on lost nodes that may still run and write checkpoints."),
+        Meta(description="Pods on lost machines that may still run and write checkpoints."),
     ] = ()
     worker_nodes: Annotated[
         tuple[str, ...],
         Meta(
             max_length=10000,
-            description="Nodes of the pods of the current attempt that may run their command, "
+            description="Machines of the pods of the current attempt that may run their command, "
             "by index. Empty strings stand for other pods and for those in "
             "unfenced.",
         ),
@@ -248,16 +248,16 @@ class TorchrunJobStatus(Wire, frozen=True, kw_only=True):
     avoided_nodes: Annotated[
         tuple[str, ...],
         Meta(
-            description="Nodes on which two attempts ended because of the node, or by a signal. "
-            "The next gang avoids them if possible."
+            description="Machines on which two attempts ended because of the machine, or by a "
+            "signal. The next gang avoids them if possible."
         ),
     ] = ()
     checkpoint_nodes: Annotated[
         tuple[str, ...],
         Meta(
             max_length=1024,
-            description="Nodes with the checkpoints of the previous attempt, if checkpoints "
-            "stay on nodes. The next gang prefers them.",
+            description="Machines with the checkpoints of the previous attempt, if checkpoints "
+            "stay on machines. The next gang prefers them.",
         ),
     ] = ()
     selector: Annotated[

@@ -1,4 +1,4 @@
-"""The view of admission: all jobs that use or wait for quota, the queues, and the nodes.
+"""The view of admission: all jobs that use or wait for quota, the queues, and the machines.
 
 Admission has a single key. The classification of each job is cached and recomputed only when the
 job, its children or its queue changes. While no queue needs admission and no job or queue has an
@@ -46,7 +46,7 @@ COALESCE = 0.02  # seconds: changes within this time cause one decision
 class ObservedAdmission(Struct, frozen=True, kw_only=True):
     """The input of one admission decision, and the jobs and queues that it may write to.
 
-    `next_lost_node` is in seconds: then another node counts as lost.
+    `next_lost_node` is in seconds: then another machine counts as lost.
     """
 
     state: ClusterState
@@ -58,9 +58,9 @@ class ObservedAdmission(Struct, frozen=True, kw_only=True):
 class AdmissionView:
     """Adds the key of admission to its work queue.
 
-    Without `by_nodes`, nodes are ignored, because a cluster autoscaler adds them for pending pods.
-    Queues of `cohort_namespaces` may share a cohort; each other namespace has its own cohorts.
-    `node_overhead` is the amount of each resource that other pods use on each node.
+    Without `by_nodes`, machines are ignored, because a cluster autoscaler adds them for pending
+    pods. Queues of `cohort_namespaces` may share a cohort; each other namespace has its own
+    cohorts. `node_overhead` is the amount of each resource that other pods use on each machine.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class AdmissionView:
         factory.nodes.subscribe(self._node_changed)
 
     def observe(self, now: datetime) -> ObservedAdmission | None:
-        """Return the input of a decision; None while nodes are needed and unknown.
+        """Return the input of a decision; None while machines are needed and unknown.
 
         Also None until all changes of a list are reported: the caches confirm the admissions that
         they show, and the classification of a job may be older.
 
-        Without the permission to read nodes, quota alone decides. Other failures are temporary, and
-        no decision is made until nodes are known.
+        Without the permission to read Nodes, quota alone decides. Other failures are temporary, and
+        no decision is made until machines are known.
         """
         if self._factory.is_reporting_list or (self._by_nodes and self._factory.nodes.is_awaited):
             return None
@@ -214,7 +214,7 @@ class AdmissionView:
             self._wake()
 
     def _mark_pods_on(self, nodes: frozenset[str]) -> None:
-        """Mark the jobs of the pods on these nodes: one without an entry may get it back."""
+        """Mark the jobs of the pods on these machines: one without an entry may get it back."""
         for node in nodes:
             for pod in self._factory.caches.pods.by_index(NODE_INDEX, node):
                 self._mark_stale((pod.metadata.namespace, _job_name(pod)))
@@ -278,7 +278,7 @@ def _job_name(child: Child | None) -> str:
 
 
 def _placement(child: Child | None) -> object:
-    """Return whether a worker runs and its node; None for other objects."""
+    """Return whether a worker runs and its machine; None for other objects."""
     if not isinstance(child, Pod) or not uses_room(child):
         return None
     return alive(child), child.spec.node_name

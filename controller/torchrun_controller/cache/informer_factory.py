@@ -1,10 +1,10 @@
 """The informers of the controller and their caches. `job_keys` says which change wakes which job.
 
 There are seven informers, of all namespaces or of the one that the controller is limited to. One
-more informer lists the cluster's nodes.
+more informer lists the cluster's Nodes.
 
-The controller starts without the informers of events and nodes, and works without the permission
-to read them: events explain why a pod is missing, and nodes show that a node is lost.
+The controller starts without the informers of events and Nodes, and works without the permission
+to read them: events explain why a pod is missing, and Nodes show that a machine is lost.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized

@@ -100,7 +100,7 @@ def jobs_of_warning(caches: Caches, change: Change[CoreEvent], initial: bool) ->
 
 
 def jobs_of_node(caches: Caches, change: Change[Node], initial: bool) -> Iterator[Key]:
-    """The jobs with pods on the node, by pods and by status (NODE_INDEX), if it is lost or back."""
+    """The jobs of a machine that is lost or back, by their pods and by status (NODE_INDEX)."""
     if node_facts(change.old) == node_facts(change.new):
         return
     node = change.object.metadata.name
@@ -132,7 +132,7 @@ def unfinished_jobs(caches: Caches) -> Iterator[Key]:
 
 
 def all_jobs(caches: Caches) -> Iterator[Key]:
-    """The jobs to add when nodes become known: each job, and the job of each pod."""
+    """The jobs to add when machines become known: each job, and the job of each pod."""
     for pod in caches.pods:
         yield pod.metadata.namespace, pod.metadata.labels.torchrun_job
     for job in caches.jobs:

@@ -1,7 +1,7 @@
-"""The view of nodes: one informer for the cluster, and whether its cache is current.
+"""The view of machines: one informer for the cluster, and whether its cache is current.
 
-A controller that is limited to a namespace usually may not read nodes. It then does not notice lost
-nodes, and reports that.
+A controller that is limited to a namespace usually may not read Nodes. It then does not notice lost
+machines, and reports that.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,10 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class NodeView:
-    """The cache of nodes.
+    """The cache of machines.
 
-    `on_change` is called with each change, as by an informer; `on_known` when nodes become known.
+    `on_change` is called with each change, as by an informer; `on_known` when machines become
+    known.
     """
 
     def __init__(
@@ -55,41 +56,41 @@ class NodeView:
         self._listeners: list[Callable[[Change[Node] | None], None]] = []
 
     def subscribe(self, listener: Callable[[Change[Node] | None], None]) -> None:
-        """Call `listener` with each change; with None when nodes become known or unknown."""
+        """Call `listener` with each change; with None when machines become known or unknown."""
         self._listeners.append(listener)
 
     @property
     def view(self) -> Store[Node] | None:
-        """The cached nodes; None while the cache is not filled or stale."""
+        """The cached machines; None while the cache is not filled or stale."""
         informer = self.informer
         is_fresh = informer.silence() <= STALE_SECONDS
         return informer.store if informer.synced.is_set() and is_fresh else None
 
     @property
     def is_awaited(self) -> bool:
-        """Whether nodes are unknown although the controller may read them: a temporary failure."""
+        """Whether machines are unknown although the controller may read Nodes: for a while."""
         return self.view is None and not self.informer.last_read.refused
 
     def shortcoming(self) -> str:
-        """Return what does not work without nodes, and why; "" if nodes are known."""
+        """Return what does not work without machines, and why; "" if machines are known."""
         if self.view is not None:
             return ""
         why = self.informer.last_read.problem or "no response yet"
-        text = "lost nodes are not detected"
+        text = "lost machines are not detected"
         if self.is_awaited:
-            text += ", and admission by nodes waits"
+            text += ", and admission waits for the list of machines"
         return f"{text}: {why}"
 
     async def wait_until_known(self) -> None:
         """Wait until the cache has its first list, or the list has failed; 10 s at most.
 
-        The placement of a gang with checkpoints on nodes depends on them.
+        The placement of a gang with checkpoints on machines depends on them.
         """
         with anyio.move_on_after(_FIRST_LIST_SECONDS):
             await self.informer.first_result.wait()
 
     async def follow(self) -> NoReturn:
-        """Check every few seconds whether nodes are known; call `on_known`, or log a warning."""
+        """Check every few seconds whether machines are known; call `on_known`, or log a warning."""
         is_known: bool | None = None
         has_warned = False
         while True:
@@ -98,12 +99,12 @@ class NodeView:
                 is_known = not shortcoming
                 self._notify(None)
                 if is_known:
-                    log.info("nodes are readable", nodes=len(self.informer.store))
+                    log.info("machines are readable", nodes=len(self.informer.store))
                     self._on_known()
                     has_warned = False
             if not (is_known or has_warned) and self.informer.first_result.is_set():
                 has_warned = True
-                log.warning("nodes are not readable", why=shortcoming)
+                log.warning("machines are not readable", why=shortcoming)
             await anyio.sleep(_CHECK_SECONDS)
 
     def _handle_change(self, change: Change[Node], initial: bool) -> None:

@@ -48,9 +48,9 @@ JOB_INDEX = "torchrun-job"
 QUEUE_INDEX = "queue"
 # Jobs by the jobs that they depend on.
 PARENT_INDEX = "parent"
-# Workers, sync and setup pods by their node; jobs by the nodes of their unfenced workers.
+# Workers, sync and setup pods by their machine; jobs by the machines of their unfenced workers.
 NODE_INDEX = "node"
-# Tally of the bytes that pods reserve on each node for local checkpoints.
+# Tally of the bytes that pods reserve on each machine for local checkpoints.
 PROMISED = "promised"
 # Warnings by the UID of the object that they regard.
 REGARDING_INDEX = "regarding"
@@ -73,20 +73,20 @@ def by_job(child: Child) -> Iterable[str]:
 
 
 def by_node(pod: Pod) -> Iterable[str]:
-    """Index workers and helper pods by their node."""
+    """Index workers and helper pods by their machine."""
     is_affected = pod.metadata.labels.component in (names.WORKER, names.SYNC, names.SETUP)
     is_bound = pod.spec.node_name and is_affected
     return (pod.spec.node_name,) if is_bound else ()
 
 
 def promised_storage(pod: Pod) -> tuple[str, int] | None:
-    """Return the node of a running pod, and the bytes that it reserves there for checkpoints."""
+    """Return the machine of a running pod, and the bytes that it reserves there for checkpoints."""
     size = names.number_in(pod.metadata.annotations.local_checkpoints)
     return (pod.spec.node_name, size) if size and pod.spec.node_name and alive(pod) else None
 
 
 def by_unfenced_node(job: TorchrunJob) -> Iterable[str]:
-    """Index jobs by the nodes of their unfenced workers, whose pods may be deleted."""
+    """Index jobs by the machines of their unfenced workers, whose pods may be deleted."""
     return {worker.node for worker in job.status.unfenced}
 
 
@@ -146,7 +146,7 @@ def observe(
 ) -> Observed | None:
     """Return the input of reconcile for one job, from the caches; None if the job is not cached.
 
-    The caches are those of the job's namespace. `nodes` is None while nodes are unknown, and
+    The caches are those of the job's namespace. `nodes` is None while machines are unknown, and
     `nodes_awaited` if that is temporary. `conflicts` and `rejections` are refused writes to report;
     conflicts with cached objects are added. `groups` returns the scheduling groups that the object
     with a UID controls. Child Jobs are sorted by attempt, worker pods by name, helper pods by
@@ -191,7 +191,7 @@ def observe(
         job, [*gang_pods, *helper_pods, *(each.pod for each in vanished)]
     )
     queue = caches.queues.get(namespace, job.spec.job_queue)
-    # The placement of node-local checkpoints considers every node.
+    # The placement of node-local checkpoints considers every machine.
     all_nodes = (
         {node.metadata.name for node in nodes or ()} if _may_use_host_path(job, queue) else set()
     )
@@ -292,7 +292,7 @@ def _parents(job: TorchrunJob, find: Callable[[str], TorchrunJob | None]) -> dic
 
 
 def _relevant_nodes(job: TorchrunJob, pods: list[Pod]) -> set[str]:
-    """Return the names of the nodes of the job's current and earlier pods."""
+    """Return the names of the machines of the job's current and earlier pods."""
     return {
         *(pod.spec.node_name for pod in pods),
         *job.status.worker_nodes,
@@ -308,7 +308,7 @@ def _may_use_host_path(job: TorchrunJob, queue: TorchrunQueue | None) -> bool:
 
 
 def _select_nodes(nodes: Store[Node], node_names: set[str]) -> dict[str, Node]:
-    """Return the cached nodes of these names, sorted by name, with the doubt of their silence."""
+    """Return the cached machines of these names, sorted by name, with the doubt of silence."""
     cached_nodes = ((name, nodes.get("", name)) for name in sorted(node_names))
     selected = {name: node for name, node in cached_nodes if node is not None}
     if all(map(is_ready, selected.values())):

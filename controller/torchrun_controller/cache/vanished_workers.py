@@ -29,7 +29,7 @@ class VanishedWorkers:
         self._order: deque[tuple[str, str]] = deque()  # the job of each, from the oldest
 
     def note(self, change: Change[Pod], initial: bool) -> None:
-        """Note a removed worker that has a node and may still run."""
+        """Note a removed worker that has a machine and may still run."""
         pod = change.old
         if change.new is not None or pod is None or not pod.spec.node_name:
             return

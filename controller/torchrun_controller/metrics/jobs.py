@@ -1,4 +1,4 @@
-"""Metrics of jobs, queues and nodes: updated with each change of a cache, read at each scrape.
+"""Metrics of jobs, queues and machines: updated with each change of a cache, read at each scrape.
 
 Only the leader exports values, so that sums over replicas are correct. GPU seconds are a counter:
 they start at 0 in each process and increase while it leads.
@@ -72,7 +72,7 @@ class _QueueRecord(Struct, frozen=True):
 
 
 class JobMetrics(Collector):
-    """Collects the metrics of all jobs, queues and nodes.
+    """Collects the metrics of all jobs, queues and machines.
 
     `leads` returns whether this process leads; `now` is Unix time in seconds; `monotonic` measures
     GPU seconds, so setting the clock does not change them. `nodes` returns the nodes, None if they
@@ -297,8 +297,8 @@ class _Families:
         )
         self.unfenced = GaugeMetricFamily(
             "torchrun_unfenced_workers",
-            "Workers on lost nodes that may still run and write checkpoints. Their jobs wait "
-            "until the node is back or is confirmed to be off.",
+            "Workers on lost machines that may still run and write checkpoints. Their jobs wait "
+            "until the machine is back or is confirmed to be off.",
         )
         self.networks = GaugeMetricFamily(
             "torchrun_network_nodes",
@@ -314,8 +314,8 @@ class _Families:
         )
         self.nodes = GaugeMetricFamily(
             "torchrun_node_gpus",
-            "GPUs of ready, schedulable nodes, also if other workloads use them. Absent if the "
-            "controller may not read nodes.",
+            "GPUs of ready, schedulable machines, also if other workloads use them. Absent if the "
+            "controller may not read Nodes.",
         )
 
     def all(self) -> Iterator[Metric]:

@@ -1,8 +1,8 @@
 """Nodes that a gang prefers: not those where attempts failed, but those with its checkpoints.
 
-A gang with node-local checkpoints prefers the nodes that have them, else the emptiest ones. The
-free bytes of a node are its allocatable ephemeral storage without the sizes of the checkpoints of
-other workers. The rule is greedy: each worker in turn takes the node with most free bytes.
+A gang with node-local checkpoints prefers the machines that have them, else the emptiest ones. The
+free bytes of a machine are its allocatable ephemeral storage without the sizes of the checkpoints
+of other workers. The rule is greedy: each worker in turn takes the machine with most free bytes.
 """
 
 from collections import Counter
@@ -20,11 +20,11 @@ from torchrun_controller.reconcile.pods.nodes import ready_condition
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 
 HOSTNAME = "kubernetes.io/hostname"
-MOST_FAILURES = 1  # of a node that is not avoided
-# Failures that the machine may have caused: the node was lost or restarted, its kubelet ended the
-# pod, storage did not answer, or a signal ended the rank (as when a GPU has fallen off the bus).
-# An exception, an exit code and the job's own limits of memory and storage (Evicted without a
-# disruption) would occur on any node. Preemption, drain and deletion have other causes.
+MOST_FAILURES = 1  # of a machine that is not avoided
+# Failures that the machine may have caused: the machine was lost or restarted, its kubelet ended
+# the pod, storage did not answer, or a signal ended the rank (as when a GPU has fallen off the
+# bus). An exception, an exit code and the job's own limits of memory and storage (Evicted without a
+# disruption) would occur on any machine. Preemption, drain and deletion have other causes.
 NODE_FAILURES = frozenset(
     {
         "NodeLost",
@@ -35,7 +35,7 @@ NODE_FAILURES = frozenset(
         "Signaled",
     }
 )
-# Weights. An Indexed Job cannot pin an index to a node, so both are preferences.
+# Weights. An Indexed Job cannot pin an index to a machine, so both are preferences.
 CHECKPOINT_WEIGHT = 100
 STORAGE_WEIGHT = 20
 
@@ -70,7 +70,7 @@ def add_preference(
 
 
 def hostnames(nodes: Mapping[str, Node] | None, node_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the label kubernetes.io/hostname of each node: usually, but not always, its name."""
+    """Return the label kubernetes.io/hostname of each machine: usually, not always, its name."""
     nodes_by_name = nodes or {}
     labels = (
         nodes_by_name[name].metadata.labels if name in nodes_by_name else {} for name in node_names
@@ -82,7 +82,7 @@ def hostnames(nodes: Mapping[str, Node] | None, node_names: tuple[str, ...]) -> 
 
 
 def nodes_to_avoid(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
-    """Return the names of the nodes on which two or more of these attempts failed."""
+    """Return the names of the machines on which two or more of these attempts failed."""
     ends = {order_of(attempt): attempt for attempt in attempts}
     failures = Counter(
         attempt.node
@@ -93,7 +93,7 @@ def nodes_to_avoid(attempts: tuple[Attempt, ...]) -> tuple[str, ...]:
 
 
 def nodes_with_checkpoints(job: TorchrunJob, gang: ObservedGang) -> tuple[str, ...]:
-    """Return the nodes of the last gang with node-local checkpoints that was scheduled whole."""
+    """Return the machines of the last gang with node-local checkpoints that was scheduled whole."""
     node_names = {
         worker.spec.node_name
         for worker in gang.workers
@@ -125,7 +125,7 @@ def prefer_checkpoint_nodes(
 
 
 def _emptiest_nodes(run: ResolvedSpec, cluster: ObservedCluster) -> tuple[str, ...]:
-    """Return nodes for the whole gang by the greedy rule; none where no node can be read."""
+    """Return machines for the whole gang by the greedy rule; none where no machine can be read."""
     assert run.checkpoints is not None
     size = int(amount_of(run.checkpoints.size))
     free_bytes = {

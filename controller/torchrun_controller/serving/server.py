@@ -8,7 +8,7 @@
 Health and readiness consist of named checks; each response lists all of them with their results:
 
     [+] caches ok
-    [!] nodes: lost nodes are not detected: grant the controller's role the verb list on nodes
+    [!] machines: lost machines are not detected: grant the controller's role the verb list on nodes
     [-] lease: cannot patch lease torchrun-system/torchrun-controller: 403 Forbidden: ...
 
 The event loop needs no check: each response shows that it runs. Each response ends its connection,

@@ -13,7 +13,7 @@ ATTEMPTS = 3
 SECONDS = 60  # maximum run time of an attempt that counts
 _EXCEPTION = "Exception"  # the reason of a root cause with a traceback
 _POD = re.compile(r"^Pod \S+: ")
-_FACTS = re.compile(r" \([^()]*(?:rank|node|exit code) [^()]*\)\.?$")
+_FACTS = re.compile(r" \([^()]*(?:rank|machine|exit code) [^()]*\)\.?$")
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -67,5 +67,5 @@ def _has_progress(job: JobSlice, first: AttemptSlice) -> bool:
 
 
 def _exception(message: str) -> str:
-    """The message of an attempt without pod, rank, node and exit code, which may differ."""
+    """The message of an attempt without pod, rank, machine and exit code, which may differ."""
     return _FACTS.sub("", _POD.sub("", message))

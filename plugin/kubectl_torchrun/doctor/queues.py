@@ -115,7 +115,7 @@ def check_machines(snapshot: ClusterSnapshot) -> list[Finding]:
     for resource in sorted(filter(_is_gpu, offered)):
         counts = [int(_quantity(amount)) for amount in _amounts(nodes, resource)]
         if having := sum(1 for count in counts if count):
-            where = "1 node" if having == 1 else f"{having} nodes"
+            where = "1 machine" if having == 1 else f"{having} machines"
             text = f"{sum(counts)} {resource} on {where}, at most {max(counts)} on one"
             findings.append(Finding("ok", "GPUs", text))
             gpus.append(resource)
@@ -127,7 +127,7 @@ def check_machines(snapshot: ClusterSnapshot) -> list[Finding]:
             if _quantity(requested) > _quantity(largest):
                 text = (
                     f"Queue {name_of(queue)} requests {requested} {resource} for a node, but no"
-                    f" node has more than {largest}"
+                    f" machine has more than {largest}"
                 )
                 fix = _how_to_fit(resource, largest, gpus)
                 findings.append(_too_small(snapshot, text, fix, autoscaler))
@@ -158,42 +158,43 @@ def _quantity(value: JsonValue) -> Fraction:
 
 
 def _amounts(nodes: Sequence[JsonObject], resource: str) -> list[str]:
-    """What each node offers of a resource, as the node writes it."""
+    """What each machine offers of a resource, as its Node has it."""
     return [text_at(node, "status", "allocatable", resource) or "0" for node in nodes]
 
 
 def _how_to_fit(resource: str, largest: str, gpus: Sequence[str]) -> str:
-    """The fix for a queue that requests more than the largest node has."""
+    """The fix for a queue that requests more than the largest machine has."""
     if _quantity(largest):
-        return "Lower nodeResources of the queue, or add nodes"
+        return "Lower nodeResources of the queue, or add machines"
     if gpus and _is_gpu(resource):
-        return f"Set nodeResources.gpuResourceName to what the nodes have: {', '.join(gpus)}"
-    return f"Install the driver and a device plugin ({_PAGE}), add nodes, or change the queue"
+        return f"Set nodeResources.gpuResourceName to what the machines have: {', '.join(gpus)}"
+    return f"Install the driver and a device plugin ({_PAGE}), add machines, or change the queue"
 
 
 def _too_small(snapshot: ClusterSnapshot, text: str, fix: str, autoscaler: str) -> Finding:
-    """The finding for a queue that fits no node, unless an autoscaler can add one."""
+    """The finding for a queue that fits no machine, unless an autoscaler can add one."""
     if autoscaler:
-        fix = "Check that one of its node groups has such nodes"
-        return Finding("note", "nodes", f"{text} now. {autoscaler} can add nodes", fix)
+        fix = "Check that one of its node groups has such machines"
+        return Finding("note", "machines", f"{text} now. {autoscaler} can add machines", fix)
     unknown = any(map(snapshot.is_unreadable, ("groups", "cluster-autoscaler")))
     if unknown:
         text += ". Whether an autoscaler can add one is not known: no permission to read it"
-    return Finding("warn" if unknown else "fail", "nodes", text, fix)
+    return Finding("warn" if unknown else "fail", "machines", text, fix)
 
 
 def _count(nodes: Sequence[JsonObject], autoscaler: str) -> Finding:
     if not nodes and autoscaler:
-        return Finding("note", "nodes", f"0 nodes; {autoscaler} adds them when pods are pending")
+        text = f"0 machines; {autoscaler} adds them when pods are pending"
+        return Finding("note", "machines", text)
     if not nodes:
-        return Finding("fail", "nodes", "0 nodes", "Add nodes: no job can run")
-    text = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        return Finding("fail", "machines", "0 machines", "Add machines: no job can run")
+    text = "1 machine" if len(nodes) == 1 else f"{len(nodes)} machines"
     unusable = [node for node in nodes if not _is_usable(node)]
     if not unusable:
-        return Finding("ok", "nodes", text)
+        return Finding("ok", "machines", text)
     text += f"; {len(unusable)} not ready or cordoned, such as {name_of(unusable[0])}"
     fix = "kubectl get nodes; gangs start on the others only"
-    return Finding("warn" if len(unusable) == len(nodes) else "note", "nodes", text, fix)
+    return Finding("warn" if len(unusable) == len(nodes) else "note", "machines", text, fix)
 
 
 def _is_usable(node: JsonObject) -> bool:
@@ -203,13 +204,13 @@ def _is_usable(node: JsonObject) -> bool:
 
 
 def check_autoscaler(snapshot: ClusterSnapshot) -> list[Finding]:
-    """Whether an autoscaler adds nodes, and whether admission lets it see the pods."""
+    """Whether an autoscaler adds machines, and whether admission lets it see the pods."""
     autoscaler = find_autoscaler(snapshot)
     if not autoscaler:
         snapshot.groups()  # raises why it cannot be read
         snapshot.find("cluster-autoscaler")
-        return [Finding("ok", "autoscaler", "None found: jobs run on the nodes that exist")]
-    text = f"{autoscaler} adds nodes for pending pods"
+        return [Finding("ok", "autoscaler", "None found: jobs run on the machines that exist")]
+    text = f"{autoscaler} adds machines for pending pods"
     queues = [
         name_of(queue)
         for queue in snapshot.queues()
@@ -220,8 +221,8 @@ def check_autoscaler(snapshot: ClusterSnapshot) -> list[Finding]:
     if not queues or any(setting(each, "admit-by-nodes") == "false" for each in controllers):
         return [Finding("ok", "autoscaler", text)]
     text += (
-        f", but jobs of {', '.join(queues)} get no pods before the nodes have room for them, so it"
-        " adds none (WaitingForNodes, ExceedsNodes)"
+        f", but jobs of {', '.join(queues)} get no pods before the machines have room for them, so"
+        " it adds none (WaitingForNodes, ExceedsNodes)"
     )
     fix = "Run the controller with --admit-by-nodes=false (chart: settings.admitByNodes)"
     if unread:
@@ -230,7 +231,7 @@ def check_autoscaler(snapshot: ClusterSnapshot) -> list[Finding]:
 
 
 def find_autoscaler(snapshot: ClusterSnapshot) -> str:
-    """The name of what adds nodes; "" if nothing readable says so."""
+    """The name of what adds machines; "" if nothing readable says so."""
     if not snapshot.is_unreadable("groups") and "karpenter.sh" in snapshot.groups():
         return "Karpenter"
     name = "cluster-autoscaler"

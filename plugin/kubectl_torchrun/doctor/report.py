@@ -41,7 +41,7 @@ _AFTER: tuple[tuple[str, _Check], ...] = (
     ("queues", check_queues),
     ("storage", check_storage),
     ("claims", check_claims),
-    ("nodes", check_machines),
+    ("machines", check_machines),
     ("autoscaler", check_autoscaler),
     ("schedulers", check_schedulers),
 )

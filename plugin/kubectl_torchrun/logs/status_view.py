@@ -205,8 +205,8 @@ def pod_table(pods: Sequence[Pod], width: int | None, *, wide: bool = False) -> 
         ]
         for pod in sorted(latest, key=_sort_key)
     ]
-    head = ("POD", "NODE", "PHASE", "AGE", *(["IP"] if wide else []), "REASON")
-    return output.columns(head, rows, width, ("NODE", "AGE"))
+    head = ("POD", "MACHINE", "PHASE", "AGE", *(["IP"] if wide else []), "REASON")
+    return output.columns(head, rows, width, ("MACHINE", "AGE"))
 
 
 def _sort_key(pod: Pod) -> tuple[bool, str, int]:

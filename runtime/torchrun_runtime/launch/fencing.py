@@ -11,7 +11,7 @@ to watch that file, and registers in watchers/. It kills its ranks (SIGKILL) and
 reason Fenced if it reads a newer epoch, or if it has read nothing for FENCE_SECONDS: a node that is
 cut off from the storage cannot see that its gang was superseded.
 
-A new gang may have to fence workers of older gangs that still run on lost nodes. It checks that
+A new gang may have to fence workers of older gangs that still run on lost machines. It checks that
 each of them is registered in watchers/, writes `epoch`, and waits WAIT_SECONDS. By then every older
 launcher has read the newer epoch, or nothing, and its ranks are dead.
 
@@ -379,6 +379,6 @@ def _fence_unproven(workers: list[OlderWorker]) -> LaunchError:
     first = ", ".join(f"Worker {w.completion_index} of attempt {w.attempt}" for w in workers[:4])
     return LaunchError(
         "FenceUnproven",
-        f"{first} may still run on a lost node. It never confirmed that it watches"
+        f"{first} may still run on a lost machine. It never confirmed that it watches"
         " for newer gangs.",
     )

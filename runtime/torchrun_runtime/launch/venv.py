@@ -35,7 +35,7 @@ from .torchrun import python
 
 MARKER = ".complete"
 # The marker of an unfinished environment. A later setup pod removes it with the environment. Then
-# an earlier pod that still runs on a lost node cannot finish its environment.
+# an earlier pod that still runs on a lost machine cannot finish its environment.
 UNFINISHED_MARKER = ".unfinished"
 _UNFINISHED = ".new-"
 _MAX_ENVIRONMENTS = 2  # the current one and the previous one, which a gang may still use

@@ -12,7 +12,7 @@ A new revision is written next to the others and shares unchanged files with the
 the marker, which is replaced with a rename, names it. If the pod is killed between two steps, the
 next pod finds the marker or repeats the work.
 
-A pod on a lost node may still run. So each pod writes to a directory of its own, and moves there
+A pod on a lost machine may still run. So each pod writes to its own directory, and moves there
 what it removes, also the directories of other pods. A pod that still writes then fails at its next
 step, and nobody takes a part of a tree for the whole.
 """
@@ -59,7 +59,7 @@ _FIELDS = {field.name for field in fields(Marker)}
 
 
 class Claim:
-    """One PVC. Only this pod writes to it, except for a pod that still runs on a lost node.
+    """One PVC. Only this pod writes to it, except for a pod that still runs on a lost machine.
 
     last_revision: one that already existed, even if the PVC does not show it. job: UID of the job,
     as a retained PVC may have the revisions of another one; "" if unknown.
@@ -157,8 +157,8 @@ class Claim:
     def is_complete(self, marker: Marker, manifest: Manifest) -> bool:
         """Whether the revision of a marker has all its files: launchers refuse to run a part of it.
 
-        A pod of an earlier release on a lost node may have removed some. manifest: of the revision;
-        it may be lost, too. Raises OSError.
+        A pod of an earlier release on a lost machine may have removed some. manifest: of the
+        revision; it may be lost as well. Raises OSError.
         """
         sizes = list(_sizes(self.tree(marker.revision)))
         expected = (marker.files, marker.bytes)

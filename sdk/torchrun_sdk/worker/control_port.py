@@ -24,7 +24,7 @@ DONE = b"done\n"
 _SHOW_SECONDS = 5.0  # time limit of a connection to send the secret
 _LONGEST = 256  # bytes of the secret
 _MOST_UNAUTHENTICATED = 64  # connections without the secret; one more closes the oldest
-# Keepalive: a pod on a lost node does not close its connection.
+# Keepalive: a pod on a lost machine does not close its connection.
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 
 

@@ -176,7 +176,7 @@ def test_admission_waits_for_nodes_while_the_server_fails(
         world.factory.nodes.informer.synced = anyio.Event()
     world.factory.nodes.informer.last_read.record("list", code)
     assert world.watch.observe(NOW) is None
-    assert "admission by nodes waits" in world.factory.nodes.shortcoming()
+    assert "admission waits for the list of machines" in world.factory.nodes.shortcoming()
 
 
 def test_quota_alone_does_not_wait_for_nodes() -> None:

@@ -1,4 +1,4 @@
-"""What pods use that run without their job, or on lost nodes."""
+"""What pods use that run without their job, or on lost machines."""
 
 from datetime import timedelta
 

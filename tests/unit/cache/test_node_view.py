@@ -119,7 +119,7 @@ def test_a_node_that_has_just_come_has_no_conditions(world):
 def test_nodes_are_known_once_listed_until_their_watch_is_silent(world):
     watch = world.factory.nodes
     assert watch.view is None
-    waits = "lost nodes are not detected, and admission by nodes waits"
+    waits = "lost machines are not detected, and admission waits for the list of machines"
     assert watch.shortcoming() == f"{waits}: no response yet"
     world.factory.nodes.informer.last_read.record("list", 500)
     assert watch.shortcoming() == f"{waits}: cannot list nodes: HTTP 500 (HTTP 500)"
@@ -199,7 +199,7 @@ async def test_forbidden_nodes_are_logged(world):
         task = asyncio.create_task(world.factory.nodes.follow())
         await asyncio.sleep(0)
         task.cancel()
-    (line,) = (line for line in lines if line["event"] == "nodes are not readable")
+    (line,) = (line for line in lines if line["event"] == "machines are not readable")
     assert line["log_level"] == "warning"
     assert "grant the controller's role" in line["why"]
 

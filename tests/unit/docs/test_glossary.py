@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from pages import ROOT
@@ -12,6 +13,21 @@ from pages import ROOT
 PAGE = ROOT / "docs" / "design.md"
 PACKAGES = ("api", "controller", "runtime", "plugin", "sdk")
 MOST_TERMS = 40
+
+# What only a machine can be. A node is a pod of a job; the launchers speak of "node 3".
+OF_MACHINES = (
+    r"lost nodes?\b(?! \d)",
+    r"nodes? (is|are) (lost|NotReady|cordoned|not ready)",
+    r"node (returns|restarts|restarted)\b",
+    r"(empty|Ready|schedulable|cordoned) nodes?\b",
+    r"nodes? that (is|are) (not )?(ready|Ready|cordoned)",
+    r"read the nodes\b",
+    r"Kubernetes nodes?\b",
+    r"mounted on one node\b",
+    r"\bnode node-",
+    r"the (pod|worker)'s node\b",
+)
+PAGES = ("README.md", "ARCHITECTURE.md", "docs/*.md", "docs/terminal.svg", "manifests/**/*.yaml")
 
 
 @cache
@@ -74,3 +90,16 @@ def test_terms_are_names_in_the_code() -> None:
 def test_no_two_public_classes_share_a_name() -> None:
     shared = {name: count for name, count in class_names().items() if count > 1}
     assert shared == {}, "choose another name"
+
+
+def test_a_machine_is_not_called_a_node() -> None:
+    rule = re.compile("|".join(OF_MACHINES).replace(" ", r"\s+"))
+    pages = {pattern: list(ROOT.glob(pattern)) for pattern in PAGES}
+    assert all(pages.values()), "a pattern finds no files"
+    paths = [*modules(), *chain.from_iterable(pages.values())]
+    found = {
+        f"{path.relative_to(ROOT)}: {' '.join(match[0].split())}"
+        for path in paths
+        for match in rule.finditer(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(), "say machine, see the glossary"

@@ -1,4 +1,4 @@
-"""Gangs with one node for each worker, and lost nodes."""
+"""Gangs with one node for each worker, and lost machines."""
 
 from typing import Any
 

@@ -70,12 +70,12 @@ async def test_checks_run_at_each_probe_and_list_their_reasons() -> None:
 
 
 async def test_a_note_is_listed_and_fails_nothing() -> None:
-    notes = {"nodes": lambda: "lost nodes are not detected", "others": lambda: ""}
+    notes = {"machines": lambda: "lost machines are not detected", "others": lambda: ""}
     subject = HttpServer("127.0.0.1", 0, metrics=Metrics(), live={}, ready={}, notes=notes)
     async with subject.running():
         status, text, _ = await fetch(subject, "/readyz")
-        assert (status, text) == (200, "[!] nodes: lost nodes are not detected\n")
-        assert "nodes" not in (await fetch(subject, "/healthz"))[1]
+        assert (status, text) == (200, "[!] machines: lost machines are not detected\n")
+        assert "machines" not in (await fetch(subject, "/healthz"))[1]
 
 
 async def test_readiness_has_checks_of_its_own() -> None:

@@ -43,7 +43,7 @@ LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 class Classification(Struct, frozen=True, kw_only=True):
     """What admission does with a job.
 
-    `workload` is complete except for what depends on the time and on the taints of nodes. A job
+    `workload` is complete except for what depends on the time and on the taints of machines. A job
     without a workload, or that does not take part, loses its admission status and its charge.
     `requeued`: it was preempted, nothing of it runs, and it waits again. `outdated` is what its
     next gang requests beyond its admission, while nothing of it runs. `deadline` limits the running
@@ -80,7 +80,7 @@ class RunningGang(Struct, frozen=True, kw_only=True):
     heads_by_node: dict[str, int]
 
     def placed_pods(self, head: dict[str, int] | None) -> dict[str, int]:
-        """Return the running pods by node, without those of a smaller `head`: see Workload."""
+        """Return the running pods by machine, without those of a smaller `head`: see Workload."""
         heads = {} if head is None else self.heads_by_node
         return dict(Counter(self.pods_by_node) - Counter(heads))
 
@@ -148,7 +148,7 @@ def running_gang(
 
 
 def runs(pod: Pod, lost_nodes: frozenset[str]) -> bool:
-    """Whether a pod of a gang uses its node, or may soon."""
+    """Whether a pod of a gang uses its machine, or may soon."""
     return alive(pod) and pod.spec.node_name not in lost_nodes and uses_room(pod)
 
 
@@ -197,7 +197,7 @@ def _charge(job: TorchrunJob, gang: RunningGang) -> int:
 def _uncharged(job: TorchrunJob, gang: RunningGang) -> int:
     """Return the nodes of a gang that already runs, or ends, when its queue begins to take part.
 
-    Pods of a job that waits for admission come back with a lost node, and are about to be deleted.
+    Pods of a job that waits for admission come back with a lost machine, and are soon deleted.
     """
     return gang.created_nodes if _waits_for_admission(job) else gang.nodes
 
@@ -251,7 +251,7 @@ def _classify(
             pods_by_node=gang.placed_pods(pods.head),
             since=(admission.time or gang.since) if admitted_nodes else None,
             running=status.phase == "Running",
-            # Reconcile does not end the gang of a deleted job, so no job waits for its nodes.
+            # Reconcile does not end the gang of a deleted job, so no job waits for its machines.
             preempted_for="" if meta.terminating else admission.preempted_for,
             nominated=admission.nominated,
             is_deleted=meta.terminating,

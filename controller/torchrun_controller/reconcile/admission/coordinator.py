@@ -2,14 +2,14 @@
 
 A decision takes five steps:
 
-1. A nominated workload is admitted as soon as the nodes that it waits for are free.
+1. A nominated workload is admitted as soon as the machines that it waits for are free.
 2. Turns: the head of the queue whose turn it is gets admitted. The first head that does not fit
-   preempts others if it may, else it gets a reservation, and the turns on its nodes end.
+   preempts others if it may, else it gets a reservation, and the turns on its machines end.
 3. Heads that lack quota preempt others for it if they may, else they wait.
 4. Backfill: heads and workloads behind them are admitted where they delay no reservation.
 5. Workloads that ask to grow get what is left, where they delay no reservation.
 
-A workload that does not fit is not tried again: within one decision, free nodes and quota only
+A workload that does not fit is not tried again: within one decision, free machines and quota only
 shrink.
 """
 
@@ -122,7 +122,7 @@ class Coordinator:
                     self._nominate(candidate, plan)
 
     def _admit_in_turn(self) -> None:
-        """Admit heads in the order of turns, until the nodes they could use are reserved."""
+        """Admit heads in the order of turns, until the machines they could use are reserved."""
         while not self.full:
             heads = [
                 queue.head
@@ -215,7 +215,7 @@ class Coordinator:
     def _is_impossible(self, candidate: PendingWorkload) -> bool:
         """Whether the workload would not fit even on an empty cluster; it then delays no other.
 
-        One that fits if all nodes are usable keeps its position.
+        One that fits if all machines are usable keeps its position.
         """
         workload, snapshot = candidate.workload, self.snapshot
         workers = workload.workers(workload.nodes)
@@ -234,7 +234,7 @@ class Coordinator:
         return True
 
     def _may_pass(self, candidate: PendingWorkload) -> bool:
-        """Whether the workload fits, by quota and by nodes, and delays no head."""
+        """Whether the workload fits, by quota and by machines, and delays no head."""
         room = self.reservations.available(candidate).capacity(candidate.shape)
         has_quota = candidate.queue.quota.shortage(candidate.usage) is None
         return has_quota and room >= candidate.workers
@@ -242,8 +242,8 @@ class Coordinator:
     def _wait(self, head: PendingWorkload) -> None:
         """Let the head wait for what it lacks.
 
-        If that is nodes, it gets a reservation, unless its nodes have one. From then on, workloads
-        behind it are admitted only where they do not delay it.
+        If that is machines, it gets a reservation, unless its machines have one. From then on,
+        workloads behind it are admitted only where they do not delay it.
         """
         queue, seconds = head.queue, inf
         has_quota = queue.quota.shortage(head.usage) is None
@@ -272,7 +272,7 @@ class Coordinator:
             self._nominate(head, plan)
 
     def _nominate(self, candidate: PendingWorkload, plan: PreemptionPlan) -> None:
-        """Reserve the nodes of preempted workloads, which are free once their pods have stopped."""
+        """Reserve the machines of preempted workloads. They are free once the pods have stopped."""
         preempted_workloads = self.snapshot.preempted
         for target in plan.targets:
             target.preempt(candidate.workload.uid)
@@ -309,7 +309,7 @@ class Coordinator:
             queue.head = self._first(queue)
 
     def _charge(self, candidate: PendingWorkload) -> None:
-        """Charge the round robin among the queues that could have used the same nodes."""
+        """Charge the round robin among the queues that could have used the same machines."""
         rivals = [
             queue
             for queue in self.active

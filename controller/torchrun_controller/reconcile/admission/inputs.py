@@ -1,4 +1,4 @@
-"""Builds the ClusterState of a decision from jobs, queues and nodes of the API."""
+"""Builds the ClusterState of a decision from jobs, queues and machines of the API."""
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
@@ -45,7 +45,7 @@ def cluster_state(
     """Build the state. `orphans` run although their job is gone; `nodes` is None if unknown.
 
     Queues of `cohort_namespaces` may share a cohort across namespaces. `overhead` is what other
-    pods take of each node.
+    pods take of each machine.
     """
     queues = tuple(queues)
     taints = node_rules.find_taints(nodes or ())

@@ -42,14 +42,18 @@ def exceeds_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStat
     """Return the status if the workload does not fit on an empty cluster."""
     room = _room(workload, empty, in_total=True)
     largest = _describe_largest(workload, empty)
-    lacks = f"{room} They do not fit even on empty nodes.{largest} Request smaller or fewer pods."
+    lacks = (
+        f"{room} They do not fit even on empty machines.{largest} Request smaller or fewer pods."
+    )
     return _status(workload, "ExceedsNodes", lacks)
 
 
 def waiting_for_unusable_nodes(workload: PendingWorkload, empty: FreeCapacity) -> PendingStatus:
-    """Return the status if the workload fits only on nodes that are not ready or cordoned."""
+    """Return the status if the workload fits only on machines that are not ready or cordoned."""
     room = _room(workload, empty, in_total=True)
-    wait = "The job waits for other nodes, which are not ready or cordoned; see kubectl get nodes."
+    wait = (
+        "The job waits for other machines, which are not ready or cordoned; see kubectl get nodes."
+    )
     return _status(workload, "WaitingForNodes", f"{room} {wait}")
 
 
@@ -65,21 +69,21 @@ def insufficient_quota(workload: PendingWorkload, resource: int) -> PendingStatu
 def waiting_for_turn(
     workload: PendingWorkload, head: PendingWorkload | None = None
 ) -> PendingStatus:
-    """Return the status while the free nodes are for others: for `head`, if that is known."""
+    """Return the status while the free machines are for others: for `head`, if that is known."""
     lacks = "Other waiting jobs come first."
     if head is not None:
-        lacks = f"The nodes are reserved for {head.workload.name} in queue {head.queue.name}."
+        lacks = f"The machines are reserved for {head.workload.name} in queue {head.queue.name}."
     return _status(workload, "WaitingForTurn", lacks)
 
 
 def waiting_for_nodes(
     workload: PendingWorkload, snapshot: Snapshot, latest_start: str = ""
 ) -> PendingStatus:
-    """Return the status with the number of pods that the free nodes have room for."""
+    """Return the status with the number of pods that the free machines have room for."""
     room = _room(workload, snapshot.free)
     if jobs := snapshot.unscheduled_jobs(workload.shape):
         room += (
-            f" Pods without a node come first, of jobs that need no admission:"
+            f" Pods without a machine come first, of jobs that need no admission:"
             f" {list_names(jobs, NAMES)}."
         )
     return _status(workload, "WaitingForNodes", room + latest_start)
@@ -98,7 +102,7 @@ def waiting_to_grow(workload: PendingWorkload, snapshot: Snapshot) -> PendingSta
 def preempting(
     workload: PendingWorkload, preempted_workloads: list[AdmittedWorkload]
 ) -> PendingStatus:
-    """Return the status of a nominated workload: it waits for the nodes of preempted ones."""
+    """Return the status of a nominated workload: it waits for the machines of preempted ones."""
     uid = workload.workload.uid
     names = [
         admitted.workload.name for admitted in preempted_workloads if admitted.preempted_for == uid
@@ -143,7 +147,7 @@ def _status(
 
 
 def _room(workload: PendingWorkload, free: FreeCapacity, *, in_total: bool = False) -> str:
-    """Describe how many of its pods fit onto the nodes that it may use.
+    """Describe how many of its pods fit onto the machines that it may use.
 
     `in_total` counts the pods that a growing workload has, too.
     """
@@ -156,7 +160,7 @@ def _room(workload: PendingWorkload, free: FreeCapacity, *, in_total: bool = Fal
     selector = sorted(workload.workload.node_selector.items())
     selector_text = ",".join(f"{key}={value}" for key, value in selector)
     which = f"with {selector_text}" if selector_text else "that are ready"
-    return f"Nodes {which} have room for {pods} of {count_of(workers, 'pod')}{suffix}."
+    return f"Machines {which} have room for {pods} of {count_of(workers, 'pod')}{suffix}."
 
 
 def _describe_largest(workload: PendingWorkload, empty: FreeCapacity) -> str:

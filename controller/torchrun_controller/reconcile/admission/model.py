@@ -23,10 +23,10 @@ PendingReason = Literal[
 
 
 class NodeCapacity(Struct, frozen=True, kw_only=True):
-    """A node. No new pod is placed on one that is not `usable` (not Ready, cordoned, tainted).
+    """A machine. No new pod is placed on one that is not `usable` (not Ready, cordoned, tainted).
 
     `allocatable` is what the pods of workloads may use, in integers: "cpu" in millicores,
-    "memory" in bytes, everything else in units. It is the allocatable of the node less the
+    "memory" in bytes, everything else in units. It is the allocatable of the machine less the
     configured overhead of other pods.
     """
 
@@ -106,8 +106,8 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     `head` is what the first pod requests, and `head_gpus` its GPUs, if that is less of some
     resources and more of none; None if all pods are alike. Quota is charged with exactly that. The
-    coordinator places no head, and the head is not in `pods_by_node`: the scheduler finds its node,
-    which may have no room for a worker.
+    coordinator places no head, and the head is not in `pods_by_node`: the scheduler finds its
+    machine, which may have no room for a worker.
     """
 
     namespace: str
@@ -138,9 +138,9 @@ class Workload(Struct, frozen=True, kw_only=True):
 
 
 class ClusterState(Struct, frozen=True, kw_only=True):
-    """All nodes, the queues that take part, and their workloads, in any order.
+    """All machines, the queues that take part, and their workloads, in any order.
 
-    `nodes` is None if nodes are unknown: then quota alone decides. Nothing is decided about a
+    `nodes` is None if machines are unknown: then quota alone decides. Nothing is decided about a
     workload whose queue is not in `queues`; it still occupies what it was admitted for.
 
     A cohort belongs to one namespace: a user who creates queues in another namespace must not reach
@@ -165,7 +165,7 @@ class Grant(Struct, frozen=True, kw_only=True):
 
 
 class Preemption(Struct, frozen=True, kw_only=True):
-    """The workload has to stop (with a checkpoint) and wait again; `for_uid` gets its nodes."""
+    """The workload has to stop (with a checkpoint) and wait again; `for_uid` gets its machines."""
 
     uid: str
     for_uid: str
@@ -177,7 +177,7 @@ class PendingStatus(Struct, frozen=True):
     """Why a workload does not get what it requests. `position` counts from 1 in its queue.
 
     The position is 0 for a workload that is not in line: it asks to grow, is nominated for the
-    nodes of preempted workloads (Preempting), or can never fit (ExceedsQuota, ExceedsNodes) and
+    machines of preempted workloads (Preempting), or can never fit (ExceedsQuota, ExceedsNodes) and
     delays no other. `nominated` has to be stored with the workload, before any preemption for it.
     """
 
@@ -189,7 +189,7 @@ class PendingStatus(Struct, frozen=True):
 
 class QueueSummary(Struct, frozen=True, kw_only=True):
     """A queue after the decision. A preempted workload counts as used until its pods are gone, and
-    the one that is nominated for its nodes from then on.
+    the one that is nominated for its machines from then on.
 
     `free` is what is left of its own quota, None for an unlimited resource; `borrowed` is its use
     beyond its quota. `pending` counts jobs that wait, `admitted` those with an admission and

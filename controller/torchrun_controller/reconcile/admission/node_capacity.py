@@ -1,12 +1,12 @@
-"""How many pods of one shape fit onto the nodes in addition to what runs there.
+"""How many pods of one shape fit onto the machines in addition to what runs there.
 
-Several pods may share a node. The free capacity of a node is negative if it is reserved before the
-pods that use it now are gone: then nothing else fits there.
+Several pods may share a machine. The free capacity of a machine is negative if it is reserved
+before the pods that use it now are gone: then nothing else fits there.
 """
 
 from torchrun_controller.reconcile.admission.model import NodeCapacity, Workload
 
-# How many pods fit if they request nothing, or if nodes are unknown.
+# How many pods fit if they request nothing, or if machines are unknown.
 UNLIMITED = 1 << 30
 Free = tuple[int, ...]
 Placement = dict[int, int]
@@ -14,7 +14,7 @@ Items = tuple[tuple[str, str], ...]
 
 
 class NodePool:
-    """The nodes that match one selector, by index; `members` are those that are usable."""
+    """The machines that match one selector, by index; `members` are those that are usable."""
 
     def __init__(self, number: int, members: frozenset[int], matching: frozenset[int]) -> None:
         self.number = number
@@ -23,7 +23,7 @@ class NodePool:
 
 
 class PodShape:
-    """Pods that request the same and may run on the same nodes."""
+    """Pods that request the same and may run on the same machines."""
 
     def __init__(self, needs: tuple[tuple[int, int], ...], pool: NodePool) -> None:
         self.needs = needs
@@ -40,13 +40,13 @@ class PodShape:
 
 
 class NodeIndex:
-    """All nodes in the order of their names, and the pod shapes of all workloads."""
+    """All machines in the order of their names, and the pod shapes of all workloads."""
 
     def __init__(self, nodes: tuple[NodeCapacity, ...] | None) -> None:
         self.has_nodes = nodes is not None
         self.nodes = sorted(nodes or (), key=lambda node: node.name)
         self.index = {node.name: i for i, node in enumerate(self.nodes)}
-        # Not those of jobs, which may name any: each is a number on every node.
+        # Not those of jobs, which may name any: each is a number on every machine.
         offered = {name for node in self.nodes for name in node.allocatable}
         self._resources = {name: i for i, name in enumerate(sorted(offered))}
         self._allocatable: list[Free] = [
@@ -59,11 +59,11 @@ class NodeIndex:
         self._overlaps: dict[tuple[int, int], bool] = {}
 
     def empty(self) -> "FreeCapacity":
-        """Return the capacity of the nodes with no pod on them."""
+        """Return the capacity of the machines with no pod on them."""
         return FreeCapacity(self, list(self._allocatable))
 
     def capacity_of_all(self, shape: PodShape) -> int:
-        """Return how many pods of the shape would fit if all nodes were usable and empty."""
+        """Return how many pods of the shape would fit if all machines were usable and empty."""
         count = self._counts_of_all.get(shape)
         if count is None:
             count = sum(shape.fit(self._allocatable[i]) for i in shape.pool.matching)
@@ -71,7 +71,7 @@ class NodeIndex:
         return count
 
     def largest(self, shape: PodShape, resource: str) -> int:
-        """Return the most that a node for the shape offers of a resource, usable or not."""
+        """Return the most that a machine for the shape offers of a resource, usable or not."""
         return max(
             (self.nodes[i].allocatable.get(resource, 0) for i in shape.pool.matching), default=0
         )
@@ -91,7 +91,7 @@ class NodeIndex:
         )
         shape = self._shapes.get((pod, selector))
         if shape is None:
-            # What no node offers has the last place, with an amount of 0.
+            # What no machine offers has the last place, with an amount of 0.
             none = len(self._resources)
             places = {self._resources.get(name, none): amount for name, amount in pod if amount > 0}
             needs = tuple(places.items())
@@ -99,7 +99,7 @@ class NodeIndex:
         return shape
 
     def overlap(self, first: NodePool, second: NodePool) -> bool:
-        """Whether two pools share nodes; True if nodes are unknown."""
+        """Whether two pools share machines; True if machines are unknown."""
         if first is second or not self.has_nodes:
             return True
         key = (min(first.number, second.number), max(first.number, second.number))
@@ -121,7 +121,7 @@ class NodeIndex:
 
 
 class FreeCapacity:
-    """The free capacity of each node, and how many pods of each shape fit."""
+    """The free capacity of each machine, and how many pods of each shape fit."""
 
     def __init__(self, nodes: NodeIndex, free: list[Free]) -> None:
         self.nodes = nodes
@@ -155,7 +155,7 @@ class FreeCapacity:
         return self._totals[shape]
 
     def place(self, shape: PodShape, pods: int) -> Placement:
-        """Return nodes for this many pods, the fullest nodes first. The pods have to fit."""
+        """Return machines for this many pods, the fullest machines first. The pods have to fit."""
         assert self.capacity(shape) >= pods
         if not self.nodes.has_nodes:
             return {}
@@ -168,9 +168,9 @@ class FreeCapacity:
         return placement
 
     def place_admitted(self, shape: PodShape, pods: int) -> Placement:
-        """Return nodes for admitted pods, even if they do not fit.
+        """Return machines for admitted pods, even if they do not fit.
 
-        Pods that do not fit are assumed on the largest nodes, where others have to leave first.
+        Pods that do not fit are assumed on the largest machines, where others have to leave first.
         """
         placement = self.place(shape, min(pods, self.capacity(shape)))
         pods -= sum(placement.values())
@@ -192,7 +192,7 @@ class FreeCapacity:
             self.set(i, tuple(free))
 
     def set(self, i: int, free: Free) -> None:
-        """Set the free capacity of a node, and update the counts of all shapes."""
+        """Set the free capacity of a machine, and update the counts of all shapes."""
         self.free[i] = free
         for shape, counts in self._fits.items():
             if i in shape.pool.members:

@@ -1,7 +1,7 @@
 """Nodes as input of the coordinator: their capacity, and the jobs that their taints repel.
 
-A taint that some jobs tolerate becomes a label of every node: a job that does not tolerate it
-selects nodes without it, like a node label.
+A taint that some jobs tolerate becomes a label of every machine: a job that does not tolerate it
+selects machines without it, like a node label.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,8 @@ from torchrun_api.kinds.quantity import QuantityError, parse
 from torchrun_controller.reconcile.admission.model import NodeCapacity
 from torchrun_controller.reconcile.pods.nodes import ready_condition
 
-# Kubernetes' own taints say that the node takes no pods (kubernetes.io, "Taints and Tolerations").
+# Kubernetes' own taints say that the machine takes no pods (kubernetes.io, "Taints and
+# Tolerations").
 LIFECYCLE = "node.kubernetes.io/"
 REPELS = frozenset({"NoSchedule", "NoExecute"})
 NO_OVERHEAD: Mapping[str, int] = MappingProxyType({})
@@ -25,10 +26,10 @@ ABSENT, PRESENT = "absent", "present"
 def node_capacity(
     node: core.Node, taints: frozenset[core.Taint], overhead: Mapping[str, int] = NO_OVERHEAD
 ) -> NodeCapacity:
-    """Return the capacity of a node. `taints` are those of all nodes that jobs may tolerate.
+    """Return the capacity of a machine. `taints` are those of all machines that jobs may tolerate.
 
     `overhead` is what other pods use. The controller does not watch them, as there may be ten times
-    as many: an administrator configures what DaemonSets take of each node.
+    as many: an administrator configures what DaemonSets take of each machine.
     """
     node_taints = set(node.spec.taints)
     labels = {label_of(taint): PRESENT if taint in node_taints else ABSENT for taint in taints}
@@ -55,7 +56,7 @@ def parse_overhead(text: str) -> dict[str, int]:
 
 
 def relevant_fields(node: core.Node | None) -> object:
-    """Return what admission reads of a node: no heartbeats, images or addresses."""
+    """Return what admission reads of a machine: no heartbeats, images or addresses."""
     if node is None:
         return None
     allocatable = node.status.allocatable
@@ -63,13 +64,13 @@ def relevant_fields(node: core.Node | None) -> object:
 
 
 def find_taints(nodes: Iterable[core.Node]) -> frozenset[core.Taint]:
-    """Return the taints that reserve nodes for the jobs that tolerate them."""
+    """Return the taints that reserve machines for the jobs that tolerate them."""
     taints = (taint for node in nodes for taint in node.spec.taints)
     return frozenset(t for t in taints if t.effect in REPELS and not t.key.startswith(LIFECYCLE))
 
 
 def label_of(taint: core.Taint) -> str:
-    """Return a label that no node can have: its key has a second slash."""
+    """Return a label that no machine can have: its key has a second slash."""
     return f"taint/{taint.key}={taint.value}/{taint.effect}"
 
 

@@ -2,7 +2,7 @@
 
 A job may be deleted while no controller runs. The labels of its pods name the job and its queue.
 Users can write such labels and create such pods, so no number in them is believed: what counts are
-pods with a node, each with what its spec requests. The scheduler has found room for that.
+pods with a machine, each with what its spec requests. The scheduler has found room for that.
 """
 
 from collections.abc import Iterable

@@ -5,9 +5,9 @@ queues are not compared, as the users of each queue set them: there, the younges
 
 Candidates are workloads of lower priority in the head's own queue. If the head stays within its
 queue's own quota, workloads of queues that borrow what it lacks are candidates too, as long as they
-borrow: first the quota that is short, then nodes, from queues that borrow any resource that the
+borrow: first the quota that is short, then machines, from queues that borrow any resource that the
 head requests and its queue limits. Workloads that are being preempted already count first: nothing
-new is preempted for the nodes that they free.
+new is preempted for the machines that they free.
 """
 
 import heapq
@@ -37,7 +37,7 @@ def plan_preemption(
     *,
     new: bool = True,
 ) -> PreemptionPlan | None:
-    """Return the nodes of a head once others have left; None if none, or if it fits already.
+    """Return the machines of a head once others have left; None if none, or if it fits already.
 
     With `new` False, only workloads that are being preempted already leave.
     """
@@ -55,7 +55,7 @@ def plan_preemption(
 
 
 class _Search:
-    """Removes workloads from a copy of the nodes and from the quotas, which `undo` restores."""
+    """Removes workloads from a copy of the machines and from the quotas, which `undo` restores."""
 
     def __init__(
         self, snapshot: Snapshot, reservations: Reservations, head: PendingWorkload

@@ -20,7 +20,7 @@ from torchrun_controller.reconcile.admission.snapshot import (
 
 
 class Reservation:
-    """Nodes for one head, in `seconds` from now at the latest; inf if the time is unknown."""
+    """Machines for one head, in `seconds` from now at the latest; inf if the time is unknown."""
 
     def __init__(self, head: PendingWorkload, seconds: float) -> None:
         self.head = head
@@ -28,7 +28,7 @@ class Reservation:
 
 
 class Reservations:
-    """All node reservations of one decision.
+    """All machine reservations of one decision.
 
     They track what is free now, and what is free later, when every head runs on its reservation. A
     workload that does not end before the reservations has to fit into both.
@@ -43,14 +43,14 @@ class Reservations:
         self._ended_uids: set[str] = set()
 
     def overlapping(self, workload: PendingWorkload) -> Reservation | None:
-        """Return the first reservation of nodes that the workload could use."""
+        """Return the first reservation of machines that the workload could use."""
         overlap = self._snapshot.overlap
         return next((r for r in self._reservations if overlap(r.head.shape, workload.shape)), None)
 
     def reserve(self, head: PendingWorkload) -> Reservation:
-        """Reserve nodes for a head that fits on an empty cluster, but not now.
+        """Reserve machines for a head that fits on an empty cluster, but not now.
 
-        There must be no other reservation on nodes that it could use.
+        There must be no other reservation on machines that it could use.
         """
         later, ending, seconds = self._wait_for_nodes(head)
         self._ended_uids.update(admitted.workload.uid for admitted in ending)
@@ -72,7 +72,7 @@ class Reservations:
             for admitted in self._snapshot.admitted
             if not members.isdisjoint(admitted.placement)
         ]
-        # Some of them end for another head, on nodes that both could use.
+        # Some of them end for another head, on machines that both could use.
         delays = [
             admitted.seconds
             for admitted in overlapping_workloads
@@ -102,7 +102,7 @@ class Reservations:
         return CapacitySimulation(workload, free, self._later, self._both, self._ended_uids)
 
     def take(self, workload: PendingWorkload, placement: Placement) -> None:
-        """Count a workload that is admitted on these nodes."""
+        """Count a workload that is admitted on these machines."""
         self._snapshot.free.take(workload.shape, placement)
         if self._later is not None:
             if self._ends_before(workload):
@@ -117,7 +117,7 @@ class Reservations:
         placement: Placement,
         preempted_workloads: list[AdmittedWorkload],
     ) -> None:
-        """Count the nodes for the head; the preempted workloads leave them first."""
+        """Count the machines for the head; the preempted workloads leave them first."""
         self._snapshot.free.take(head.shape, placement)
         if self._later is not None:
             for admitted in preempted_workloads:
@@ -135,7 +135,7 @@ class Reservations:
             self._both.set(i, tuple(map(min, self._snapshot.free.free[i], self._later.free[i])))
 
     def _ends_before(self, workload: PendingWorkload) -> bool:
-        """Whether the workload ends before any reservation on nodes that it could use."""
+        """Whether the workload ends before any reservation on machines that it could use."""
         overlap = self._snapshot.overlap
         overlapping_reservations = [
             r for r in self._reservations if overlap(r.head.shape, workload.shape)
@@ -177,5 +177,5 @@ class CapacitySimulation:
         return self._both.capacity(self._workload.shape) >= self._workload.workers
 
     def place(self) -> Placement:
-        """Return nodes for the workload."""
+        """Return machines for the workload."""
         return self._both.place(self._workload.shape, self._workload.workers)

@@ -1,4 +1,4 @@
-"""The state of one decision: queues with their workloads, quotas, and free nodes."""
+"""The state of one decision: queues with their workloads, quotas, and free machines."""
 
 from collections import defaultdict
 from math import inf
@@ -46,7 +46,7 @@ class PendingWorkload:
 class AdmittedWorkload:
     """What an admitted workload occupies, and in how many seconds it ends at the latest.
 
-    `assumed` is the part of `placement` for pods without a node.
+    `assumed` is the part of `placement` for pods without a machine.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class AdmittedWorkload:
             self.preempt(workload.preempted_for)
 
     def preempt(self, for_uid: str) -> None:
-        """Preempt the workload: its nodes are free as soon as its pods have stopped."""
+        """Preempt the workload: its machines are free as soon as its pods have stopped."""
         self.preempted_for = for_uid
         self.seconds = 0.0
 
@@ -164,11 +164,11 @@ class Snapshot:
         return PendingWorkload(queue, workload, self.nodes.shape(workload))
 
     def overlap(self, first: PodShape, second: PodShape) -> bool:
-        """Whether both could use the same nodes."""
+        """Whether both could use the same machines."""
         return self.nodes.overlap(first.pool, second.pool)
 
     def unscheduled_jobs(self, shape: PodShape) -> list[str]:
-        """Return the jobs that need no admission and whose pods without a node come first."""
+        """Return the jobs that need no admission and whose pods without a machine come first."""
         return [
             f"{admitted.workload.namespace}/{admitted.workload.name}"
             for admitted in self.admitted
@@ -193,12 +193,12 @@ class Snapshot:
             self.grants.append(Grant(uid=workload.uid, nodes=workload.nodes))
 
     def _place_pending_pods(self) -> None:
-        """Assume a node for each admitted pod that has none, oldest admission first.
+        """Assume a machine for each admitted pod that has none, oldest admission first.
 
         A gang of a queue that takes no part may be too large for the cluster: it never starts, so
-        its pods without a node get none.
+        its pods without a machine get none.
 
-        Of a deleted job, only pods that have a node count: any user of its namespace can create
+        Of a deleted job, only pods that have a machine count: any user of its namespace can create
         such pods.
         """
         self.admitted.sort(key=lambda admitted: (admitted.since, admitted.workload.uid))

@@ -1,8 +1,8 @@
-"""Elastic jobs: a smaller gang while nodes are missing, and spec.numNodes again later.
+"""Elastic jobs: a smaller gang while machines are missing, and spec.numNodes again later.
 
 Users set spec.numNodes (`kubectl scale`, within minNodes and maxNodes). A gang that cannot be
-scheduled whole for a while is replaced by a gang of as many workers as have a node, at least
-minNodes. The gangs after it have that size as well, so that they do not wait for missing nodes;
+scheduled whole for a while is replaced by a gang of as many workers as have a machine, at least
+minNodes. The gangs after it have that size as well, so that they do not wait for missing machines;
 those created ASK_AGAIN_AFTER later ask for numNodes. A gang that runs is never replaced by a larger
 one unless the user asks for that. Each resize is a new gang that goes on from the checkpoint. It
 counts neither as a restart nor as a disruption.
@@ -31,7 +31,7 @@ from torchrun_controller.reconcile.spec.errors import InvalidSpecError
 from torchrun_controller.reconcile.spec.resolve import resolve
 from torchrun_controller.reconcile.spec.validation import validate
 
-# Time for the scheduler to find nodes for a whole gang, before a smaller one is created.
+# Time for the scheduler to find machines for a whole gang, before a smaller one is created.
 SHRINK_AFTER = timedelta(seconds=30)
 # Time from a shrink until new gangs ask for numNodes again.
 ASK_AGAIN_AFTER = timedelta(hours=1)
@@ -63,7 +63,7 @@ def evaluate_size(observed: Observed, state: State, now: datetime) -> Outlook:
     outlook = _evaluate(observed, state, now)
     if outlook.size is not None and observed.cluster.nodes_awaited:
         # The next gang would wait for them.
-        message = "The controller has not read the nodes yet. The gang is resized once it has."
+        message = "The controller has not read the machines yet. The gang is resized once it has."
         return Outlook(condition=_condition("False", NOT_READ, message), requeue_after=NODES_RETRY)
     return outlook
 
@@ -168,9 +168,9 @@ def _evaluate_starting(
     elastic: Elastic,
     now: datetime,
 ) -> Outlook:
-    """Decide on a gang with pods without a node: wait, then shrink to the pods that have one."""
+    """Decide on a gang with pods without a machine: wait, then shrink to the pods that have one."""
     if any(find_loss(cluster_nodes, pod, now) is None for pod in gang.stale_pods):
-        message = "Waiting for pods of the previous attempt to release their nodes."
+        message = "Waiting for pods of the previous attempt to release their machines."
         return Outlook(condition=_condition("Unknown", "WaitingForOldGang", message))
     scheduled_count = count_scheduled(tuple(filter(alive, gang.workers)))
     if scheduled_count < elastic.min_nodes:
@@ -198,11 +198,11 @@ def _evaluate_starting(
 
 
 def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> datetime:
-    """Return since when the scheduler could find nodes for the rest of the gang, but did not.
+    """Return since when the scheduler could find machines for the rest of the gang, but did not.
 
-    That is the last time that a pod got a node, or that a pod of an older gang left its node,
-    according to the condition. Before the first pod gets a node, the gang may have waited for long
-    for room, or for Kueue.
+    That is the last time that a pod got a machine, or that a pod of an older gang left its machine,
+    according to the condition. Before the first pod gets a machine, the gang may have waited for
+    long for room, or for Kueue.
     """
     created = gang.current_job.metadata.creation_timestamp or now
     since = max([created, *map(_placed_at, gang.workers)])
@@ -213,7 +213,7 @@ def _scheduling_since(job: TorchrunJob, gang: ObservedGang, now: datetime) -> da
 
 
 def _placed_at(pod: Pod) -> datetime:
-    """Return when the pod got its node; the earliest time if it has none, or if it is unknown."""
+    """Return when the pod got its machine; the earliest time if it has none, or if unknown."""
     scheduled = find_condition(pod.status.conditions, "PodScheduled")
     if scheduled is None or scheduled.status != "True" or scheduled.last_transition_time is None:
         return _EARLIEST

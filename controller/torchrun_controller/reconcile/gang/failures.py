@@ -26,17 +26,17 @@ from torchrun_controller.reconcile.pods.lifecycle import alive
 
 _PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 # A launcher exits within a second of its rank, and its kubelet reports that within another.
-# Overloaded nodes took more than three seconds (at a load of 20). A restart that is some seconds
+# Overloaded machines took more than three seconds (at a load of 20). A restart that is some seconds
 # later is better than the wrong cause.
 PEER_WAIT = timedelta(seconds=10)
-# The clock of the controller may be behind those of nodes and API server by this much.
+# The clock of the controller may be behind those of machines and API server by this much.
 CLOCK_SKEW = timedelta(minutes=5)
 # The launcher's reason if it stopped its ranks because of a failure on another node.
 PEER_FAILED = "PeerFailed"
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 # Reasons of the pod's status. They win over the message of its container.
 POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
-# Reasons of a container without an exit status, by containerd and by the kubelet: its node has
+# Reasons of a container without an exit status, by containerd and by the kubelet: its machine has
 # restarted, or the runtime has lost it. The exit codes are invented: 255 and 137.
 NO_EXIT_STATUS = frozenset({"Unknown", "ContainerStatusUnknown"})
 CONTAINER_GONE = "ContainerStatusUnknown"
@@ -57,7 +57,7 @@ DISRUPTIONS = frozenset(
 POD_DELETED = "PodDeleted"
 HUNG = "Hung"  # the launcher's reason
 # Reasons of the launcher. FENCED: it killed its ranks because of a newer gang or dead storage.
-# UNPROVEN: a worker on a lost node has left no proof that it would kill its ranks.
+# UNPROVEN: a worker on a lost machine has left no proof that it would kill its ranks.
 FENCED = "Fenced"
 UNPROVEN = "FenceUnproven"
 LAUNCHER_DISRUPTIONS = frozenset({FENCED, UNPROVEN})
@@ -190,7 +190,7 @@ def _pod_failure(pod: Pod, reason: str, message: str, time: datetime | None) -> 
 
 
 def node_failure(pod: Pod, message: str, since: datetime | None) -> Failure:
-    """Return the loss of the pod's node as a failure of the pod. message: names pod and node."""
+    """Return the loss of the pod's machine as a failure of the pod. message: names both."""
     return Failure(details=_pod_failure(pod, "NodeLost", message, since), disruption=True)
 
 
@@ -200,7 +200,7 @@ def read_failure(pod: Pod) -> LastFailure:
     launcher = _launcher_message(terminated.message)
     if terminated.reason in NO_EXIT_STATUS and not launcher.reason:
         message = (
-            f"Pod {pod.metadata.name}: The container is gone without an exit status: its node"
+            f"Pod {pod.metadata.name}: The container is gone without an exit status: its machine"
             " restarted, or its container runtime lost it."
         )
         return _pod_failure(pod, CONTAINER_GONE, message, terminated.finished_at)

@@ -1,18 +1,18 @@
-"""Unfenced workers: pods on lost nodes that may still run and write the same checkpoints.
+"""Unfenced workers: pods on lost machines that may still run and write the same checkpoints.
 
-On a silent node, a pod that is gone from the API may still run: the deletion of a Node object
+On a silent machine, a pod that is gone from the API may still run: the deletion of a Node object
 removes its pods, and a forced deletion does not wait for the kubelet. `status.unfenced` has such a
 worker from the start of NotReady on, until one of these holds:
 
-- its node is tainted out-of-service: an administrator has switched the machine off;
+- its machine is tainted out-of-service: an administrator has switched the machine off;
 - its Node object is gone, and an annotation of the TorchrunJob says that the machine is off;
-- its node is Ready again and has the pod: from now on the kubelet reports its end;
-- its node has been Ready again for longer than a kubelet takes to end a deleted pod;
-- its pod was deleted by force on a Ready node, for as long ago;
+- its machine is Ready again and has the pod: from now on the kubelet reports its end;
+- its machine has been Ready again for longer than a kubelet takes to end a deleted pod;
+- its pod was deleted by force on a Ready machine, for as long ago;
 - a newer gang that had to fence it reports that its ranks have started;
 - the user allows an unfenced restart.
 
-No gang is created before the status has all of them. `status.workerNodes` has the nodes of the
+No gang is created before the status has all of them. `status.workerNodes` has the machines of the
 present gang: it shows workers whose pods vanished while no controller ran.
 
 With a shared state directory, the launchers of a new gang can fence such a worker
@@ -124,10 +124,10 @@ def worker_nodes(
     attempt: int,
     unfenced: tuple[UnfencedWorker, ...],
 ) -> tuple[str, ...]:
-    """Return the nodes of the workers of an attempt that may run ranks, by index; "" for none.
+    """Return the machines of the workers of an attempt that may run ranks, by index; "" for none.
 
-    The `unfenced` workers are left out: the status has them already. While nodes are awaited, the
-    status also keeps its nodes: a pod that vanishes meanwhile may be on a lost one.
+    The `unfenced` workers are left out: the status has them already. While machines are awaited,
+    the status also keeps its machines: a pod that vanishes meanwhile may be on a lost one.
     """
     if cluster.nodes is None and not cluster.nodes_awaited:
         return ()
@@ -155,7 +155,7 @@ def next_release(
     unfenced: tuple[UnfencedWorker, ...],
     now: datetime,
 ) -> float | None:
-    """Return the seconds until the next worker is released, if its node stays Ready."""
+    """Return the seconds until the next worker is released, if its machine stays Ready."""
     release_delay = _release_delay(policy)
     waits = [
         (since + release_delay - now).total_seconds()
@@ -213,7 +213,7 @@ def _find_workers(
 
     vanished = (each for each in gang.vanished if may_train(each.pod, True))
     yield from (worker(each.pod, each.time) for each in vanished)
-    # Pods that vanished while no controller ran, with their silent nodes.
+    # Pods that vanished while no controller ran, with their silent machines.
     status = job.status
     pods = [pod for pod in gang.pods if may_train(pod, False)]
     present_indexes = {index_of(pod) for pod in pods if attempt_of(pod) == status.attempt}
@@ -230,8 +230,8 @@ def _find_workers(
 def _training(job: TorchrunJob, gang: ObservedGang) -> Callable[[Pod, bool], bool]:
     """Return whether a pod of any gang may run ranks, as a function of the pod.
 
-    It has a node, and it or its leader has the annotation that starts ranks. A leader whose pod is
-    gone may have started them. A suspended Job that resumes may have two leaders of one attempt.
+    It has a machine, and it or its leader has the annotation that starts ranks. A leader whose pod
+    is gone may have started them. A suspended Job that resumes may have two leaders of one attempt.
 
     The second argument is whether the pod has vanished. The Job controller removes the finalizer of
     such a pod for whatever reason, so it counts as one from before a suspension, if there was one.
@@ -277,10 +277,10 @@ def _is_released(
     release_delay: timedelta,
     machines_off: frozenset[str],
 ) -> bool:
-    """Whether the worker no longer blocks a new gang, by what its node shows.
+    """Whether the worker no longer blocks a new gang, by what its machine shows.
 
-    The time of Ready is from the node's clock. If it is in the future, the wait is longer, because
-    a worker that is released too early writes the same checkpoints as the new gang.
+    The time of Ready is from the machine's clock. If it is in the future, the wait is longer,
+    because a worker that is released too early writes the same checkpoints as the new gang.
     """
     if cluster_nodes is None:
         return False
@@ -300,7 +300,7 @@ def _executed_orders(gang: ObservedGang) -> set[str]:
 
 
 def _release_delay(policy: ResolvedReliability) -> timedelta:
-    """Return how long a node must be Ready again before its deleted pods count as ended."""
+    """Return how long a machine must be Ready again before its deleted pods count as ended."""
     return timedelta(seconds=policy.grace_seconds) + RELEASE_DELAY
 
 
@@ -313,7 +313,7 @@ def _machines_off(job: TorchrunJob) -> frozenset[str]:
 def machine_of(worker: UnfencedWorker) -> str:
     """Return the worker's machine for the annotation, without an attempt for an earlier job.
 
-    With the attempt, an old annotation does not apply to a later loss of the same node.
+    With the attempt, an old annotation does not apply to a later loss of the same machine.
     """
     return f"{'' if worker.attempt is None else worker.attempt}/{worker.node}"
 
@@ -321,7 +321,7 @@ def machine_of(worker: UnfencedWorker) -> str:
 def _ready_since(
     cluster_nodes: Mapping[str, Node] | None, worker: UnfencedWorker
 ) -> datetime | None:
-    """Return since when the node is Ready and has to end the worker."""
+    """Return since when the machine is Ready and has to end the worker."""
     node = cluster_nodes.get(worker.node) if cluster_nodes else None
     ready = nodes.ready_condition(node) if node is not None else None
     if ready is None or ready.status != "True" or ready.last_transition_time is None:

@@ -217,7 +217,7 @@ def build_child_jobs(
     environment: Environment | None,
     avoided_hostnames: tuple[str, ...],
 ) -> tuple[Apply, ...]:
-    """Return the Jobs of one attempt, with the node preferences of their pods.
+    """Return the Jobs of one attempt, with the machine preferences of their pods.
 
     `history` are their annotations, see `history_annotations`. With `may_start` the ranks start at
     once. Without it, and always in a gang with a head, they wait for the annotation

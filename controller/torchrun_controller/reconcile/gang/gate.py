@@ -188,21 +188,21 @@ def _unfenced_reason(
 ) -> Reason:
     first_loss = min((worker.since for worker in unfenced if worker.since), default=None)
     since = f" since {first_loss:%Y-%m-%dT%H:%M:%SZ}" if first_loss else ""
-    lost_nodes = list_names({worker.node for worker in unfenced}, 1)
+    lost_machines = list_names({worker.node for worker in unfenced}, 1)
     if all(
         worker.node in (nodes or {}) and is_ready((nodes or {})[worker.node]) for worker in unfenced
     ):
         return Reason(
             "WaitingForOldGang",
-            f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run on node"
-            f" {lost_nodes}, without a pod in the API{since}. The next attempt starts after"
+            f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run on machine"
+            f" {lost_machines}, without a pod in the API{since}. The next attempt starts after"
             " their grace period. Set spec.reliability.allowUnfencedRestart to start it now.",
         )
     return Reason(
         "WaitingForFence",
         f"{count_of(len(unfenced), 'pod')} of the previous attempt may still run and write"
-        f" checkpoints on node {lost_nodes}, lost{since}. The next attempt starts when the"
-        " node returns, when you confirm that the machine is off"
+        f" checkpoints on machine {lost_machines}, lost{since}. The next attempt starts when the"
+        " machine returns, when you confirm that it is off"
         f" ({_release_commands(job, nodes, unfenced)}), or when"
         " spec.reliability.allowUnfencedRestart is true.",
     )
@@ -234,9 +234,9 @@ def _fencing_reason(gang: ObservedGang, now: datetime) -> Reason | None:
         return None
     return Reason(
         "Fencing",
-        "Pods of the previous attempt may still run on lost nodes. They kill their ranks when they"
-        " see the epoch of the new attempt or lose the storage. The ranks of the new attempt start"
-        f" within {fence.FENCE_SECONDS} s of {since:%Y-%m-%dT%H:%M:%SZ}.",
+        "Pods of the previous attempt may still run on lost machines. They kill their ranks when"
+        " they see the epoch of the new attempt or lose the storage. The ranks of the new attempt"
+        f" start within {fence.FENCE_SECONDS} s of {since:%Y-%m-%dT%H:%M:%SZ}.",
     )
 
 

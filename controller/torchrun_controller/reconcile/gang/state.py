@@ -1,12 +1,12 @@
 """The state of the gang of the present attempt: it succeeded, failed, starts, runs or is suspended.
 
 A user may delete the child Job. The gang ends then, and that is no separate failure. A
-foreground deletion ends only with the last pod, and the pods of a lost node never end. Nothing
+foreground deletion ends only with the last pod, and the pods of a lost machine never end. Nothing
 waits for it: the next gang is created, and its gate waits for the pods as after any other end.
 
 Kueue or a user may suspend the child Job. It creates the new pods of its resumption in the same
 attempt, so they have no epoch of their own by which their launchers could fence a worker on a lost
-node. The attempt ends, and the next one fences it.
+machine. The attempt ends, and the next one fences it.
 """
 
 from collections.abc import Mapping
@@ -143,7 +143,7 @@ def _time_of(child: Job, kind: str) -> datetime | None:
 def _pod_failure(
     gang: ObservedGang, nodes: Mapping[str, Node] | None, now: datetime
 ) -> Failure | None:
-    """Return the root cause. On a lost node, the loss counts and not the status of the pod."""
+    """Return the root cause. On a lost machine, the loss counts and not the status of the pod."""
     pods = head_and_workers.pods_since_resumption(gang)
     losses = {pod.metadata.uid: find_loss(nodes, pod, now) for pod in pods}
     node_failures = tuple(
@@ -219,10 +219,10 @@ def find_loss_in_suspension(
     pod = f"pod from before the suspension of Job {child.metadata.name}"
     if responds:
         reason = POD_DELETED
-        message = f"A {pod} was removed from node {first.node}, but may still run there."
+        message = f"A {pod} was removed from machine {first.node}, but may still run there."
     else:
         reason = "NodeLost"
-        message = f"Node {first.node} is lost. A {pod} may still run there."
+        message = f"Machine {first.node} is lost. A {pod} may still run there."
     details = LastFailure(node=first.node, reason=reason, message=message, time=first.since)
     return Failure(details=details, disruption=True), None
 
@@ -303,7 +303,7 @@ def failure_reason(failure: LastFailure) -> Reason:
     """Return the root cause in a line."""
     parts = [
         f"rank {failure.rank}" if failure.rank is not None else "",
-        f"node {failure.node}" if failure.node and failure.node not in failure.message else "",
+        f"machine {failure.node}" if failure.node and failure.node not in failure.message else "",
         f"signal {failure.signal}" if failure.signal else "",
         f"exit code {failure.exit_code}" if failure.exit_code is not None else "",
     ]

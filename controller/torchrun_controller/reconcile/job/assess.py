@@ -155,7 +155,7 @@ class Assessment(Struct, frozen=True, kw_only=True):
     attempt: int
     ran_until: datetime
     gang: GangState | None = None
-    unfenced: tuple[UnfencedWorker, ...] = ()  # workers that may still run on lost nodes
+    unfenced: tuple[UnfencedWorker, ...] = ()  # workers that may still run on lost machines
     new_restarts: NewRestarts = NewRestarts()
     history: History = History()
     outlook: Outlook = Outlook()

@@ -177,7 +177,7 @@ def stop(
 
     First the gang ends for `cause`: its end is recorded, and then its Jobs are deleted. Then its
     pods terminate. Only the Job has the number and the counts of the gang, and only the pods show
-    which workers may still run on lost nodes: both stay until the status has recorded that.
+    which workers may still run on lost machines: both stay until the status has recorded that.
     """
     job, observed_gang = assessment.observed.job, assessment.observed.gang
     if not _has_gang_to_end(assessment):
@@ -227,7 +227,7 @@ def _is_recorded(assessment: Assessment) -> bool:
 def _describe_running_pods(assessment: Assessment, helper_pods: Iterable[Pod]) -> str:
     """Return which pods of the gang and which helper pods are awaited; "" once all have ended."""
     observed, now = assessment.observed, assessment.now
-    # A pod on a lost node never reports its end. The status records workers, and the fence waits
+    # A pod on a lost machine never reports its end. The status records workers, and the fence waits
     # for them. The next setup pod waits for the one before it.
     pods = (*observed.gang.pods, *helper_pods)
     reachable = (pod for pod in pods if nodes.find_loss(observed.cluster.nodes, pod, now) is None)

@@ -198,9 +198,9 @@ def not_admitted(assessment: Assessment) -> Decision | None:
 
 
 def nodes_not_read(assessment: Assessment) -> Decision | None:
-    """Wait for the nodes before a gang whose start depends on them.
+    """Wait for the machines before a gang whose start depends on them.
 
-    Without them, workers of earlier gangs that may still run on lost nodes are not seen.
+    Without them, workers of earlier gangs that may still run on lost machines are not seen.
     """
     observed = assessment.observed
     if (
@@ -209,7 +209,7 @@ def nodes_not_read(assessment: Assessment) -> Decision | None:
         or not gang.was_created(observed.job, observed.gang)
     ):
         return None
-    message = "The controller has not read the nodes yet. The gang is created once it has."
+    message = "The controller has not read the machines yet. The gang is created once it has."
     return decide_on_next(
         assessment,
         State.NODES_AWAITED,
@@ -220,11 +220,12 @@ def nodes_not_read(assessment: Assessment) -> Decision | None:
 
 
 def unfenced_not_recorded(assessment: Assessment) -> Decision | None:
-    """Record pods on lost nodes in the status, before the next gang replaces them."""
+    """Record pods on lost machines in the status, before the next gang replaces them."""
     if not fence.has_unrecorded(assessment.observed.job, assessment.unfenced):
         return None
     message = (
-        "The pods on lost nodes are recorded in status.unfenced before the next attempt is created."
+        "The pods on lost machines are recorded in status.unfenced before the next attempt is"
+        " created."
     )
     why = Reason("Restarting", message)
     return decide_on_next(assessment, State.RECORDING_UNFENCED, why, _with_dependencies(assessment))

@@ -305,7 +305,7 @@ def _set_phase_conditions(
 
 
 def _warnings(observed: Observed, decision: Decision, nodes: int) -> list[ConditionUpdate]:
-    """Return the warnings of refused writes, unsupported fields, a PVC for one node, lone ranks."""
+    """Return warnings: of refused writes, unsupported fields, a PVC for one machine, lone ranks."""
     job, warnings = observed.job, []
     refused = refusals.build_condition(observed.refused, decision.writes.applies)
     if refused is not None:
@@ -338,7 +338,7 @@ def _build_scheduled(
 
 
 def _scheduled_count(gang: ObservedGang, decision: Decision, nodes: int) -> int:
-    """Return the number of workers that have a node."""
+    """Return the number of workers that have a machine."""
     match decision.state:
         case State.READY | State.BACKING_OFF:
             return 0
@@ -349,8 +349,8 @@ def _scheduled_count(gang: ObservedGang, decision: Decision, nodes: int) -> int:
 
 
 def _why_placed(decision: Decision, scheduled_count: int, nodes: int) -> Reason:
-    """Return how many workers have a node, and why the others have none, if known."""
-    if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no node
+    """Return how many workers have a machine, and why the others have none, if known."""
+    if decision.state is State.BACKING_OFF:  # the gang has ended: its pods need no machine
         return Reason(decision.why.reason, "The pods are created again after the back-off.")
     if scheduled_count == nodes:
         return Reason("WorkersScheduled", f"{pods_are(scheduled_count, nodes)} scheduled.")
@@ -383,7 +383,7 @@ def _refer(
         return own_why
     if scheduled_update.why == own_why:
         return Reason(why.reason, "Not all pods are scheduled. See the condition Scheduled.")
-    # How many pods have a node is followed by why the others do not run.
+    # How many pods have a machine is followed by why the others do not run.
     return Reason(why.reason, own_why.message.removeprefix(f"{scheduled_update.why.message} "))
 
 

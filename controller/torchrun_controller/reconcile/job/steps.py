@@ -115,7 +115,7 @@ def plan(assessment: Assessment, decision: Decision) -> Plan:
     """Return the Plan of a decision: its writes, its status, and when to reconcile again."""
     observed, now, policy = assessment.observed, assessment.now, assessment.reliability
     composed = status.compose(assessment, decision)
-    # Those for which the loss of their node makes a difference.
+    # Those for which the loss of their machine makes a difference.
     helper_pods = filter(alive, (*observed.workspace.sync_pods, *observed.workspace.setup_pods))
     pods = (*observed.gang.pods, *helper_pods)
     time_to_live = None

@@ -17,7 +17,7 @@ LONGEST_MESSAGE = 1024
 ADMITTED = "Admitted"
 
 # Reasons of a waiting job that end only if a user or an administrator acts. The alert
-# TorchrunJobsBlocked has the same ones. Other waits end by themselves, as for quota or nodes, or
+# TorchrunJobsBlocked has the same ones. Other waits end by themselves, as for quota or machines, or
 # have an alert of their own, as WaitingForFence.
 _SPEC_AND_QUEUE = (
     *("QueueNotFound", "QueueTerminating", "InvalidSpec", "NameConflict", "Rejected"),

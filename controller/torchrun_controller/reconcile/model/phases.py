@@ -43,7 +43,7 @@ class State(Enum):
     PREEMPTED_WAITING = "the job was preempted and waits for admission again"
     ADMISSION_WAITING = "the job waits for admission by its queue"
     RECORDING_UNFENCED = "the status records pods that may still run, before the gang is created"
-    NODES_AWAITED = "the nodes are not read yet, so a lost node would not be noticed"
+    NODES_AWAITED = "the machines are not read yet, so a lost one would not be noticed"
     READY = "everything is ready and the gang is being created"
 
 

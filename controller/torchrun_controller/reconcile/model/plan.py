@@ -117,9 +117,9 @@ class GangIsGone(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PodIsUnchanged(Struct, frozen=True, kw_only=True, tag=True):
-    """A pod without a node has not changed: a gang shrinks only if a pod has no node for a while.
+    """A pod without a machine has not changed: only a pod that waits for a while shrinks a gang.
 
-    When a dead watch is replaced, the cache shows the node of one pod before that of the next.
+    When a dead watch is replaced, the cache shows the machine of one pod before that of the next.
     """
 
     namespace: str

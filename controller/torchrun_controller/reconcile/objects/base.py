@@ -27,7 +27,7 @@ RESTRICTED_CONTAINER: JsonObject = {
     **RESTRICTED_USER,
 }
 
-# Karpenter and cluster-autoscaler do not evict pods with these annotations to save a node.
+# Karpenter and cluster-autoscaler do not evict pods with these annotations to save a machine.
 DO_NOT_EVICT: JsonObject = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",

@@ -32,7 +32,7 @@ from torchrun_controller.reconcile.spec.resolve import VolumeSource, scheduling_
 
 SYNC_DIR = "/workspace"
 BASE_DIR = "/torchrun-base"
-# For the node of a worker: its taints may be those that Kubernetes lets pods with GPUs tolerate.
+# For the machine of a worker: its taints may be those that Kubernetes lets pods with GPUs tolerate.
 ANY_NODE: JsonObject = {"operator": "Exists", "effect": "NoSchedule"}
 # The limit. An upload of 200,000 files needs half of it. git's index-pack has
 # objects and their bases in memory.
@@ -119,10 +119,11 @@ def sync_pod(
 
 
 def _placement(job: TorchrunJob, queue: TorchrunQueue | None, request: SyncRequest) -> JsonObject:
-    """Return the fields for node placement and image pulls.
+    """Return the fields for machine placement and image pulls.
 
-    A PVC for one node is bound in the zone, or to the node, of its first pod. So that pod must run
-    where workers may run, and a later one on the `node` of a worker, whatever that node is for.
+    A PVC for one machine is bound in the zone, or to the machine, of its first pod. So that pod
+    must run where workers may run, and a later one on the `node` of a worker, whatever that machine
+    is for.
     """
     node, with_workers = request.node, request.with_workers
     placement: JsonObject = {}
@@ -142,7 +143,7 @@ def _placement(job: TorchrunJob, queue: TorchrunQueue | None, request: SyncReque
 
 
 def _node_affinity(node: str) -> JsonObject:
-    """Return the v1 Affinity to one node."""
+    """Return the v1 Affinity to one machine."""
     term: JsonObject = {
         "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]
     }

@@ -1,1 +1,1 @@
-"""The state of child Jobs, pods and nodes: what runs, why pods wait, which nodes are lost."""
+"""The state of child Jobs, pods and machines: what runs, why pods wait, which machines are lost."""

@@ -95,7 +95,7 @@ def _is_running(pod: Pod) -> bool:
 
 
 def count_scheduled(pods: tuple[Pod, ...]) -> int:
-    """Count the pods that have a node."""
+    """Count the pods that have a machine."""
     return sum(bool(pod.spec.node_name) for pod in pods)
 
 
@@ -139,7 +139,7 @@ def delete_job(job: Job) -> Delete:
 
 
 def may_create_pods(job: Job) -> bool:
-    """Whether the end of the Job is open. A pod on a lost node delays its end, not the verdict."""
+    """Whether the Job has no verdict. A pod on a lost machine delays its end, not the verdict."""
     conditions = {c.type for c in job.status.conditions if c.status == "True"}
     return not job.metadata.terminating and _VERDICTS.isdisjoint(conditions)
 

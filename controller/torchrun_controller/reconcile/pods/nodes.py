@@ -1,14 +1,14 @@
-"""Lost nodes: the kubelet is silent, or the Node object is gone.
+"""Lost machines: the kubelet is silent, or the Node object is gone.
 
-The containers on a lost node may go on. Kubernetes deletes its pods 300 s after NotReady, and then
-waits without limit for the kubelet to confirm their end.
+The containers on a lost machine may go on. Kubernetes deletes its pods 300 s after NotReady, and
+then waits without limit for the kubelet to confirm their end.
 
 If most machines fall silent together, the cause is rather their way to the API server. None of them
 counts as lost then, as Kubernetes evicts nobody either, until an administrator confirms it (taint
 out-of-service, or no Node object any more) or its pod is deleted: the failure of a peer on another
 machine ends the gang, and so deletes all its pods.
 
-Arguments `nodes` are Node objects by name, or None where the controller may not read nodes.
+Arguments `nodes` are Node objects by name, or None where the controller may not read them.
 """
 
 from bisect import bisect_right
@@ -33,20 +33,20 @@ STILL = datetime.max.replace(tzinfo=UTC)
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 # An administrator sets it: the machine is off (kubernetes.io, "Non-graceful node shutdown").
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-# Seconds. The permission to read nodes may be missing: no change of a node wakes the job then.
+# Seconds. The permission to read Nodes may be missing: no change of a machine wakes the job then.
 NODES_RETRY = 10.0
 NOT_READ = "NodesNotRead"
 
 
 class NodeLoss(Struct, frozen=True):
-    """A node that counts as lost. message: a sentence. since: None if that is not known."""
+    """A machine that counts as lost. message: a sentence. since: None if that is not known."""
 
     message: str
     since: datetime | None = None
 
 
 def find_loss(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> NodeLoss | None:
-    """Return why the pod's node is lost, LOST_AFTER its first silence; None if it is not.
+    """Return why the pod's machine is lost, LOST_AFTER its first silence; None if it is not.
 
     A pod whose containers are known to have stopped lost nothing.
     """
@@ -59,12 +59,12 @@ def find_loss(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> Node
 
 
 def find_silence(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> NodeLoss | None:
-    """Return why the pod's node is silent: as `find_loss`, but from the start of NotReady on."""
+    """Return why the pod's machine is silent: as `find_loss`, but from the start of NotReady on."""
     name = pod.spec.node_name
     if nodes is None or not name:
         return None
     node = nodes.get(name)
-    subject = f"Node {name} of pod {pod.metadata.name}"
+    subject = f"Machine {name} of pod {pod.metadata.name}"
     if node is None:
         if _time_until_lost(nodes, pod, now) > timedelta():
             return None
@@ -80,7 +80,7 @@ def find_silence(nodes: Mapping[str, Node] | None, pod: Pod, now: datetime) -> N
 
 
 def next_loss(nodes: Mapping[str, Node] | None, pods: Iterable[Pod], now: datetime) -> float | None:
-    """Return the seconds until the next node of these pods counts as lost, if none recovers."""
+    """Return the seconds until the next machine of these pods counts as lost, if none recovers."""
     if nodes is None:
         return None
     waits = (
@@ -140,7 +140,7 @@ def _together(silent: list[tuple[datetime, str]]) -> Iterator[list[tuple[datetim
 
 
 def describe_mass_silence(nodes: Mapping[str, Node] | None, pods: Iterable[Pod]) -> str:
-    """Return which nodes of these pods are silent together with most others; "" for none."""
+    """Return which machines of these pods are silent together with most others; "" for none."""
     names = sorted(
         {
             pod.spec.node_name
@@ -159,12 +159,12 @@ def describe_mass_silence(nodes: Mapping[str, Node] | None, pods: Iterable[Pod])
 
 
 def find_lost_nodes(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str], float | None]:
-    """Return the names of the lost nodes, and the seconds until the next node counts as lost.
+    """Return the names of the lost machines, and the seconds until the next one counts as lost.
 
-    It answers for whole nodes what `find_loss` answers for the node of one pod. Only a node without
-    an object is missing: it is in no list of nodes, and Kubernetes deletes its pods.
+    It answers for whole machines what `find_loss` answers for that of one pod. Only a machine
+    without a Node object is missing: it is in no list, and Kubernetes deletes its pods.
     """
-    lost_nodes, waits = set(), []
+    lost_machines, waits = set(), []
     nodes = tuple(nodes)
     doubted = find_mass_silence(nodes)
     for node in nodes:
@@ -175,14 +175,14 @@ def find_lost_nodes(nodes: Iterable[Node], now: datetime) -> tuple[frozenset[str
         if wait > 0:
             waits.append(wait)
         else:
-            lost_nodes.add(node.metadata.name)
-    return frozenset(lost_nodes), min(waits, default=None)
+            lost_machines.add(node.metadata.name)
+    return frozenset(lost_machines), min(waits, default=None)
 
 
 def _time_until_lost(nodes: Mapping[str, Node], pod: Pod, now: datetime) -> timedelta:
-    """Return how long the pod's node has left to recover; zero where nothing is wrong with it.
+    """Return how long the pod's machine has left to recover; zero where nothing is wrong with it.
 
-    The watch of nodes may lag behind the watch of pods. A node without an object may be new, and
+    The watch of Nodes may lag behind the watch of pods. A machine without an object may be new, and
     one that was silent before its pod was scheduled may be back, until LOST_AFTER its scheduling.
     """
     node, scheduled = nodes.get(pod.spec.node_name), _scheduled_at(pod)
@@ -217,16 +217,16 @@ def _not_ready_since(node: Node) -> datetime | None:
 
 
 def ready_condition(node: Node) -> NodeCondition | None:
-    """Return the condition Ready; a new node has none."""
+    """Return the condition Ready; a new Node has none."""
     return find_condition(node.status.conditions, "Ready")
 
 
 def is_ready(node: Node) -> bool:
-    """Whether the kubelet is not silent and the node is not out of service."""
+    """Whether the kubelet is not silent and the machine is not out of service."""
     ready = ready_condition(node)
     return (ready is None or ready.status == "True") and not is_out_of_service(node)
 
 
 def is_out_of_service(node: Node) -> bool:
-    """Whether an administrator has declared that nothing runs on the node any more."""
+    """Whether an administrator has declared that nothing runs on the machine any more."""
     return any(taint.key == OUT_OF_SERVICE for taint in node.spec.taints)

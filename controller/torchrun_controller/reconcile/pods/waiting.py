@@ -44,7 +44,7 @@ _REFUSED_POD = re.compile(r'^(Error creating: )?(pods? "[^"]*" is forbidden: )?'
 # The kubelet's text between two pulls. The error of the pull follows it.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
 _VERDICT = re.compile(r"0/(?P<nodes>\d+) nodes are (?:un)?available: (?P<reasons>.+)", re.DOTALL)
-# The reasons why preemption does not help follow. They are about the same nodes.
+# The reasons why preemption does not help follow. They are about the same machines.
 _END_OF_REASONS = ". "
 _REASON_SEPARATOR = re.compile(r", (?=\d+ )")
 _REASON = re.compile(r"(?P<count>\d+) (?P<reason>.+)", re.DOTALL)
@@ -132,7 +132,7 @@ def pod_reason(
     mount_event = _last_event(warnings, pod.metadata.uid, MOUNT_EVENTS)
     if mount_event is None or (sandbox is not None and sandbox.status == "True"):
         return None
-    advice = " A ReadWriteOnce PVC can be mounted on one node only. Use ReadWriteMany."
+    advice = " A ReadWriteOnce PVC can be mounted on one machine only. Use ReadWriteMany."
     suffix = advice if "Multi-Attach" in mount_event.message else ""
     return Reason("VolumeNotMounted", sentence(mount_event.message) + suffix)
 
@@ -243,7 +243,7 @@ def summarize(message: str) -> str:
     matches = [_REASON.fullmatch(part) for part in _REASON_SEPARATOR.split(reasons)]
     counts = [(int(match["count"]), match["reason"]) for match in matches if match is not None]
     if len(counts) < len(matches):
-        # A PreFilter plugin gives one reason for all nodes, without a count.
+        # A PreFilter plugin gives one reason for all machines, without a count.
         return f"0 of {verdict['nodes']} nodes are available: {reasons}"
     counts.sort(key=lambda entry: -entry[0])
     text = ", ".join(f"{count} {_shorten(count, reason)}" for count, reason in counts)

@@ -29,8 +29,9 @@ def build(gang: ScheduledGang) -> GangObjects:
         "apiVersion": COSCHEDULING_POD_GROUPS.api_version,
         "kind": COSCHEDULING_POD_GROUPS.kind,
         "metadata": gang.metadata(),
-        # Without minResources: the plugin rejects a gang that lacks them before it looks at nodes,
-        # and a pod that ends does not make the scheduler try such a gang again for 5 minutes.
+        # Without minResources: the plugin rejects a gang that lacks them before it looks at
+        # machines, and a pod that ends does not make the scheduler try such a gang again for 5
+        # minutes.
         "spec": {"minMember": gang.least},
     }
     return GangObjects(

@@ -38,7 +38,7 @@ def defaults(queue: TorchrunQueue) -> JsonObject:
 
 
 def placement(template: PodTemplate) -> JsonObject:
-    """The fields of a template that say on which nodes its pod may run, without tolerations."""
+    """The fields of a template that say on which machines its pod may run, without tolerations."""
     return {name: template.spec[name] for name in _PLACEMENT if name in template.spec}
 
 

@@ -163,7 +163,7 @@ def admission_of(requests: GangRequests, queue: str) -> Admission:
 def shortfall(requests: GangRequests, grant: GangRequests) -> str:
     """Return the first request beyond what was admitted; "" if all of it fits.
 
-    Pods are compared one by one, not by their sums: the admission reserved nodes for these pods.
+    Pods are compared one by one, not by their sums: the admission reserved machines for these pods.
     """
     if requests.nodes > grant.nodes:
         return f"The job requests {count_of(requests.nodes, 'node')}."

@@ -60,7 +60,7 @@ class WorkspaceDownload(Struct, frozen=True, kw_only=True):
 
 
 class VolumeSource(Struct, frozen=True, kw_only=True):
-    """A claim to make (`existing` False) or to mount (True), or a directory of each node."""
+    """A claim to make (`existing` False) or to mount (True), or a directory of each machine."""
 
     name: str
     mount_path: str

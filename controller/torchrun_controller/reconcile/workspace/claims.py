@@ -1,4 +1,4 @@
-"""Checks of the PVCs of a job: terminating, lost, deleted, or mountable on one node only."""
+"""Checks of the PVCs of a job: terminating, lost, deleted, or mountable on one machine only."""
 
 from torchrun_api import names
 from torchrun_api.kinds.core import PersistentVolumeClaim, Pod
@@ -25,7 +25,7 @@ def find_uid(claims: tuple[PersistentVolumeClaim, ...], name: str) -> str:
 
 
 def is_shared(source: VolumeSource, claims: tuple[PersistentVolumeClaim, ...]) -> bool:
-    """Whether several nodes can mount the PVC at a time. One that exists keeps its modes."""
+    """Whether several machines can mount the PVC at a time. One that exists keeps its modes."""
     return not SHARED.isdisjoint(_find_modes(source, claims))
 
 
@@ -55,7 +55,7 @@ def is_of_former_claim(pod: Pod, claim: PersistentVolumeClaim | None) -> bool:
 def usable_base(workspace: ObservedWorkspace) -> str:
     """Return the job whose workspace the first sync pod can mount in addition; "" for none.
 
-    Its PVC must allow several nodes, or no pod may use it.
+    Its PVC must allow several machines, or no pod may use it.
     """
     base = workspace.base
     if base is None or base.claim.status.phase != "Bound":
@@ -121,7 +121,7 @@ def check_mounted(
 
 
 def check_access_modes(claims: tuple[PersistentVolumeClaim, ...], nodes: int) -> Reason | None:
-    """Return a reason if a PVC can be mounted on one node only, and the gang has several."""
+    """Return a reason if a PVC can be mounted on one machine only, and the gang has several."""
     unshared_claims = [
         c for c in claims if nodes > 1 and not SHARED.intersection(c.spec.access_modes)
     ]
@@ -132,7 +132,7 @@ def check_access_modes(claims: tuple[PersistentVolumeClaim, ...], nodes: int) ->
     )
     return Reason(
         "ReadWriteOnce",
-        f"The job has {nodes} nodes, but these PVCs can be mounted on one node only: {modes}. Pods"
-        " on other nodes cannot start. Use accessMode ReadWriteMany and a storage class that"
-        " supports it.",
+        f"The job has {nodes} nodes, but these PVCs can be mounted on one machine only: {modes}."
+        " Pods on other machines cannot start. Use accessMode ReadWriteMany and a storage class"
+        " that supports it.",
     )

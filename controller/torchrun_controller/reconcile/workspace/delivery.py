@@ -4,9 +4,9 @@ A serve pod is a sync pod that keeps running: it receives the upload in the same
 the result. It stores the workspace on the PVC if only this pod has to mount it, else on ephemeral
 storage of its own.
 
-The scheduler does not know where a PVC that only one node can mount is mounted, and a pod on
-another node does not start as long as a pod on the first one runs. The pods that use such a PVC run
-on the same node.
+The scheduler does not know where a PVC that only one machine can mount is mounted, and a pod on
+another machine does not start as long as a pod on the first one runs. The pods that use such a PVC
+run on the same machine.
 """
 
 from datetime import datetime, timedelta
@@ -204,11 +204,11 @@ def mounted_claims(
 def find_claim_nodes(
     observed: Observed, source: VolumeSource, store: str, now: datetime
 ) -> tuple[str, ...] | None:
-    """Return the nodes where a pod with this store has to run; None if it may run on any node.
+    """Return the machines where a pod with this store has to run; None if it may run on any.
 
     A serve pod runs where others serve from the PVC. A sync pod follows the workers and the setup
-    pods, so there is no node as long as none of them has one. Pods that are being deleted, or whose
-    node is lost, soon have the PVC mounted no more.
+    pods, so there is no machine as long as none of them has one. Pods that are being deleted, or
+    whose machine is lost, soon have the PVC mounted no more.
     """
     workspace, cluster_nodes = observed.workspace, observed.cluster.nodes
     claim = claims.find_claim(workspace.claims, source.name)
@@ -225,7 +225,7 @@ def find_claim_nodes(
 
 
 def is_misplaced(pod: Pod, claim_nodes: tuple[str, ...] | None) -> bool:
-    """Whether the pod runs, or has to run, on another node than the pods that mount the PVC."""
+    """Whether the pod runs, or has to run, on another machine than the pods that mount the PVC."""
     claim_nodes = claim_nodes or ()
     if pod.spec.node_name:
         return bool(claim_nodes) and alive(pod) and pod.spec.node_name not in claim_nodes

@@ -2,7 +2,8 @@
 
 A helper pod runs once and leaves a result. A pod that failed is followed by another one, after a
 delay that grows, unless the failure is permanent. A pod that runs for an outdated input is
-replaced. A pod whose node is lost is replaced, too, if another pod may run at the same time.
+replaced. A pod whose machine is lost is replaced as well, if another pod may
+run at the same time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,7 +109,7 @@ class HelperPods(Protocol):
         """The step for a pod that runs for an outdated input."""
 
     def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> WorkspaceStep:
-        """The step for a pod that may still run on a lost node."""
+        """The step for a pod that may still run on a lost machine."""
 
     def follow_pod(self, pod: Pod) -> WorkspaceStep:
         """The step while a current pod starts or runs."""
@@ -172,7 +173,7 @@ def _after_failure(kind: HelperPods, pod: Pod, now: datetime) -> WorkspaceStep:
 
 
 def create_replacement(kind: HelperPods, pod: Pod, why: Reason) -> WorkspaceStep:
-    """Return the step that deletes a pod on a lost node and creates the next one at once."""
+    """Return the step that deletes a pod on a lost machine and creates the next one at once."""
     step = kind.create_pod(next_number(kind.pods))
     other_deletes = tuple(delete for delete in step.deletes if delete.uid != pod.metadata.uid)
     return replace(step, why=why, deletes=(*other_deletes, *delete_once(pod)))

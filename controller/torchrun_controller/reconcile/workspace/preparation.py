@@ -172,8 +172,8 @@ class SyncPods(msgspec.Struct, frozen=True):
             why = Reason("Replacing", message)
         elif self._is_misplaced(pod):
             message = (
-                f"Pod {pod.metadata.name} is assigned to a node where no other pod mounts PVC"
-                f" {self.source.name}. Replacing it."
+                f"Pod {pod.metadata.name} is assigned to a machine where no other pod mounts"
+                f" PVC {self.source.name}. Replacing it."
             )
             why = Reason("Replacing", message)
         return why
@@ -188,7 +188,7 @@ class SyncPods(msgspec.Struct, frozen=True):
         )
 
     def replace_lost_pod(self, pod: Pod, loss: NodeLoss) -> WorkspaceStep:
-        """Replace the pod at once: a sync pod tolerates another one that runs on a lost node."""
+        """Replace the pod at once: a sync pod tolerates another one that runs on a lost machine."""
         why = Reason("SyncPodLost", f"{loss.message} Replacing the pod.")
         return create_replacement(self, pod, why)
 

@@ -71,7 +71,7 @@ def plan_reload(observed: Observed, now: datetime, defaults: Defaults) -> Worksp
         return WorkspaceStep(
             state=step.state, why=step.why, deletes=deletes, requeue_after=retry_after
         )
-    if claim_nodes == ():  # the pod follows a worker, and none has a node
+    if claim_nodes == ():  # the pod follows a worker, and none has a machine
         return WorkspaceStep(state=step.state, why=step.why, deletes=deletes)
     number = next_number(workspace.sync_pods)
     request = SyncRequest(source=source, number=number, store=store, stands_by=True)

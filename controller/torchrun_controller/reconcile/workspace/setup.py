@@ -63,7 +63,7 @@ def prepare(
 def _end_misplaced_pods(
     observed: Observed, spec: ResolvedSpec, now: datetime
 ) -> tuple[Delete, ...]:
-    """Delete sync pods that keep the PVC from the node of a setup pod. They wait for newer code."""
+    """Delete sync pods that wait for newer code and keep the PVC from a setup pod's machine."""
     assert spec.workspace is not None, "an environment is shared on the PVC of the workspace"
     nodes = find_claim_nodes(observed, spec.workspace, "", now)
     pods = (pod for pod in observed.workspace.sync_pods if not is_serve_pod(pod))
@@ -141,8 +141,8 @@ class SetupPods(msgspec.Struct, frozen=True):
         else:
             message = (
                 f"{cause} The pod may still run there and write to the workspace PVC. The next"
-                " setup pod starts when the node returns, or when you confirm that the machine is"
-                f" off (kubectl taint nodes {node_name} {OUT_OF_SERVICE}=nodeshutdown:NoExecute)."
+                " setup pod starts when the machine returns, or when you confirm that it is off"
+                f" (kubectl taint nodes {node_name} {OUT_OF_SERVICE}=nodeshutdown:NoExecute)."
             )
         return replace(waiting_step(Reason("SetupPodLost", message)), deletes=delete_once(pod))
 

@@ -127,7 +127,7 @@ def pinned_commit(job: TorchrunJob, latest: Pod | None) -> str:
 
 
 def build_pod(observed: Observed, request: SyncRequest, defaults: Defaults, now: datetime) -> Apply:
-    """Build the requested pod. The revision, the node and the PVC follow from `observed`."""
+    """Build the requested pod. The revision, the machine and the PVC follow from `observed`."""
     job, queue, workspace = observed.job, observed.queue, observed.workspace
     source, store = request.source, request.store
     find = find_revision if request.stands_by else find_last_revision

@@ -280,7 +280,7 @@ class GangLeader:
         return now - self._peer_lost_at >= PEER_SECONDS
 
     def _is_late(self, number: int, now: float) -> bool:
-        """Whether a node is lost for too long, or has not given up this round in time."""
+        """Whether a node is missing for too long, or has not given up this round in time."""
         if any(now - since > LOST_SECONDS for since in self._lost.values()):
             return True
         stopped = [state for state in self._of_round(number) if state.state != RUNNING]

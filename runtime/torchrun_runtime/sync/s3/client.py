@@ -337,8 +337,8 @@ def explain(status: int, headers: Mapping[str, str], body: str, key: str, bucket
 def _by_status(status: int, code: str, message: str) -> tuple[str, str]:
     if code == "RequestTimeTooSkewed":
         return "ClockSkew", (
-            "The clocks of the sync pod's node and the gateway differ by more than the gateway"
-            " allows (15 minutes). Synchronize the node's clock with NTP."
+            "The clocks of the sync pod's machine and the gateway differ by more than the gateway"
+            " allows (15 minutes). Synchronize the machine's clock with NTP."
         )
     # Some gateways answer another status than 403 for an unknown key.
     if status in (401, 403) or "AccessKey" in code or "access key" in message.lower():

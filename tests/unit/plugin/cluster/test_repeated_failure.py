@@ -12,7 +12,7 @@ BAD_BATCH = "ValueError: bad batch (64)"
 
 def end(number: int, message: str = BAD_BATCH, **fields: object) -> JsonObject:
     """An attempt as the controller records it. Pod, rank and node differ between attempts."""
-    facts = f"(rank {number}, node host-{number}, exit code 1)."
+    facts = f"(rank {number}, machine host-{number}, exit code 1)."
     return msgspec.to_builtins(
         {
             "number": number,

@@ -117,59 +117,59 @@ TABLE: list[tuple[Check, dict[str, Answer], list[str]]] = [
         for name in ("native", "none")
     ),
     (check_machines, {"queues": items(GPU_QUEUE)},
-        ["fail 0 nodes -> Add nodes: no job can run|", "note None; queues without GPUs run on CPUs"]),
+        ["fail 0 machines -> Add machines: no job can run|", "note None; queues without GPUs run on CPUs"]),
     (check_machines, {"queues": items(GPU_QUEUE), "groups": groups("karpenter.sh")},
-        ["note 0 nodes; Karpenter adds them when pods are pending|", "note None"]),
+        ["note 0 machines; Karpenter adds them when pods are pending|", "note None"]),
     (check_machines, {"nodes": items(node(gpus="8"), node(gpus="4"), node()),
                       "queues": items(GPU_QUEUE)},
-        ["ok 3 nodes|", "ok 12 nvidia.com/gpu on 2 nodes, at most 8 on one|"]),
+        ["ok 3 machines|", "ok 12 nvidia.com/gpu on 2 machines, at most 8 on one|"]),
     (check_machines, {"nodes": items(node(gpus="8k")), "queues": items(GPU_QUEUE)},
-        ["ok 1 node|", "ok 8000 nvidia.com/gpu on 1 node, at most 8000 on one|"]),
+        ["ok 1 machine|", "ok 8000 nvidia.com/gpu on 1 machine, at most 8000 on one|"]),
     *(
         (check_machines, {"nodes": items(node(gpus=amount)), "queues": items(GPU_QUEUE)},
-            ["ok 1 node|", "note None", "fail Queue q requests 8 nvidia.com/gpu for a node, but no"])
+            ["ok 1 machine|", "note None", "fail Queue q requests 8 nvidia.com/gpu for a node, but no"])
         for amount in ("many", "-1", "")
     ),
     (check_machines, {"nodes": items(node(gpus="4", cpu="95800m", memory="1000Gi")),
                       "queues": items(queue(nodeResources={"gpus": 8, "cpus": 96, "memory": "1Ti",
                                                            "extra": {"rdma/hca": 1}}))},
-        ["ok 1 node|", "ok 4 nvidia.com/gpu",
-         "fail Queue q requests 1 rdma/hca for a node, but no node has more than 0 -> Install the"
-         " driver and a device plugin (docs/environments.md), add nodes, or change the queue|",
-         "fail Queue q requests 8 nvidia.com/gpu for a node, but no node has more than 4"
-         " -> Lower nodeResources of the queue, or add nodes|",
-         "fail Queue q requests 96 cpu for a node, but no node has more than 95800m -> Lower",
-         "fail Queue q requests 1Ti memory for a node, but no node has more than 1000Gi -> Lower"]),
+        ["ok 1 machine|", "ok 4 nvidia.com/gpu",
+         "fail Queue q requests 1 rdma/hca for a node, but no machine has more than 0 -> Install the"
+         " driver and a device plugin (docs/environments.md), add machines, or change the queue|",
+         "fail Queue q requests 8 nvidia.com/gpu for a node, but no machine has more than 4"
+         " -> Lower nodeResources of the queue, or add machines|",
+         "fail Queue q requests 96 cpu for a node, but no machine has more than 95800m -> Lower",
+         "fail Queue q requests 1Ti memory for a node, but no machine has more than 1000Gi -> Lower"]),
     *(
         (check_machines, {"nodes": items(node(**{other: "8"})), "queues": items(GPU_QUEUE)},
-            ["ok 1 node|", f"ok 8 {other} on 1 node",
-             "fail Queue q requests 8 nvidia.com/gpu for a node, but no node has more than 0"
-             f" -> Set nodeResources.gpuResourceName to what the nodes have: {other}|"])
+            ["ok 1 machine|", f"ok 8 {other} on 1 machine",
+             "fail Queue q requests 8 nvidia.com/gpu for a node, but no machine has more than 0"
+             f" -> Set nodeResources.gpuResourceName to what the machines have: {other}|"])
         for other in ("amd.com/gpu", "nvidia.com/mig-3g.40gb")
     ),
     (check_machines, {"nodes": items(node()), "queues": items(GPU_QUEUE),
                       "cluster_autoscaler": named("cluster-autoscaler-status")},
-        ["ok ", "note None", "note Queue q requests 8 nvidia.com/gpu for a node, but no node has"
-         " more than 0 now. cluster-autoscaler can add nodes -> Check that one of its node groups"]),
+        ["ok ", "note None", "note Queue q requests 8 nvidia.com/gpu for a node, but no machine has"
+         " more than 0 now. cluster-autoscaler can add machines -> Check that one of its node groups"]),
     (check_machines, {"nodes": items(node()), "queues": items(GPU_QUEUE),
                       "cluster_autoscaler": FORBIDDEN},
-        ["ok ", "note None", "warn Queue q requests 8 nvidia.com/gpu for a node, but no node has"
+        ["ok ", "note None", "warn Queue q requests 8 nvidia.com/gpu for a node, but no machine has"
          " more than 0. Whether an autoscaler can add one is not known: no permission to read it"
          " -> Install the driver"]),
     (check_machines, {"nodes": items(node(), CORDONED)},
-        ["note 2 nodes; 1 not ready or cordoned, such as c -> kubectl get nodes; gangs start on the"
+        ["note 2 machines; 1 not ready or cordoned, such as c -> kubectl get nodes; gangs start on the"
          " others only|", "note None"]),
     (check_machines, {"nodes": items(LOST, CORDONED)},
-        ["warn 2 nodes; 2 not ready or cordoned, such as l", "note None"]),
-    (check_autoscaler, {"queues": items(SHARES)}, ["ok None found: jobs run on the nodes that exist|"]),
+        ["warn 2 machines; 2 not ready or cordoned, such as l", "note None"]),
+    (check_autoscaler, {"queues": items(SHARES)}, ["ok None found: jobs run on the machines that exist|"]),
     (check_autoscaler, {"queues": items(GPU_QUEUE), "groups": groups("karpenter.sh")},
-        ["ok Karpenter adds nodes for pending pods|"]),
+        ["ok Karpenter adds machines for pending pods|"]),
     *(
         (check_autoscaler,
             {"queues": items(SHARES, limiting), "groups": groups("karpenter.sh"),
              "deployments": controller(env=setting("true"))},
-            [f"warn Karpenter adds nodes for pending pods, but jobs of team, {name} get no pods"
-             " before the nodes have room for them, so it adds none (WaitingForNodes, ExceedsNodes)"
+            [f"warn Karpenter adds machines for pending pods, but jobs of team, {name} get no pods"
+             " before the machines have room for them, so it adds none (WaitingForNodes, ExceedsNodes)"
              " -> Run the controller with --admit-by-nodes=false"])
         for name, limiting in (("w", queue("w", weight=2)), ("c", queue("c", cohort="x")))
     ),
@@ -181,7 +181,7 @@ TABLE: list[tuple[Check, dict[str, Answer], list[str]]] = [
     ),
     (check_autoscaler, {"queues": items(SHARES), "groups": groups("karpenter.sh"),
                         "deployments": FORBIDDEN},
-        ["note Karpenter adds nodes for pending pods, but jobs of team get no pods before the nodes"
+        ["note Karpenter adds machines for pending pods, but jobs of team get no pods before the machines"
          " have room for them, so it adds none (WaitingForNodes, ExceedsNodes). Its setting"
          " --admit-by-nodes could not be read"]),
     (check_storage, {}, ["fail The cluster has no storage class -> Install a provisioner"]),

@@ -42,7 +42,7 @@ def test_a_healthy_cluster(laptop: Laptop) -> None:
     assert not [line for line in result.stdout.splitlines() if line[:4] in ("fail", "warn")]
     for text in (
         *("Kubernetes v1.35.0", "v1alpha1", "1 of 1 ready, image c:1", "pod-1, renewed"),
-        *("Default fast", "12 nvidia.com/gpu on 2 nodes, at most 8 on one", "volcano"),
+        *("Default fast", "12 nvidia.com/gpu on 2 machines, at most 8 on one", "volcano"),
         "permissions that the commands need",
     ):
         assert text in result.stdout
@@ -178,7 +178,7 @@ def test_a_controller_of_another_namespace_is_none(
 def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     lines = (
         "[+] lease ok\n[-] caches: not listed yet: services (cannot list services)\n"
-        "[!] nodes: lost nodes are not detected\n"
+        "[!] machines: lost machines are not detected\n"
     )
     readyz = f"{POD}:8080/proxy/readyz"
     replica = {"metadata": {"name": "c-1"}, "status": {"phase": "Running"}}
@@ -190,7 +190,7 @@ def test_missing_permissions_of_the_controller(laptop: Laptop) -> None:
     result = laptop.run("doctor")
     assert result.exit_code == 1
     assert "caches: not listed yet: services (cannot list services)" in result.stdout
-    assert "nodes: lost nodes are not detected" in result.stdout
+    assert "machines: lost machines are not detected" in result.stdout
     laptop.server.hooks[-1] = lambda request: (
         refusal(403, "no proxy for you") if request.path == readyz else None
     )

@@ -161,7 +161,7 @@ class TestHolding:
         survivor = world.workers()[1]
         world.place(survivor.metadata.name, "gone")
         assert classify_world(world, frozenset({"gone"})).workload is None, (
-            "lost nodes are not waited for"
+            "lost machines are not waited for"
         )
         world.containers_stop()
         assert deliver(world) is Stage.RELEASE
@@ -191,7 +191,7 @@ class TestHolding:
         assert classify_world(world).workload is None
 
     def test_pods_that_come_back_do_not_admit_a_job_that_waits(self):
-        """They were on a lost node when it returned its admission."""
+        """They were on a lost machine when it returned its admission."""
         world = submitted(QUOTA)
         pods = {key: one for key, one in running().objects.items() if isinstance(one, Pod)}
         world.objects.update(pods)

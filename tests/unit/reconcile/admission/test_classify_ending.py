@@ -1,4 +1,4 @@
-"""Gangs that end while a pod is on a lost node, and jobs that are being deleted."""
+"""Gangs that end while a pod is on a lost machine, and jobs that are being deleted."""
 
 from msgspec.structs import replace
 
@@ -98,7 +98,7 @@ class TestDeletedJobs:
 
 
 def deliver_lost(world: World) -> Stage:
-    """Deliver the decision once the pod on the lost node counts as ended."""
+    """Deliver the decision once the pod on the lost machine counts as ended."""
     assert classify_world(world, LOST).workload is None
     world.vanish(*(pod.metadata.name for pod in world.workers()))
     return deliver(world)

@@ -16,7 +16,7 @@ def test_the_head_names_the_shortage_and_others_wait():
         nodes(2), [queue("research")], admitted_workload("x", "research"), *asked
     ).pending
     assert pending["j000"].message == (
-        "The job needs 16 GPUs on 2 nodes. Nodes that are ready have room for 1 of 2 pods."
+        "The job needs 16 GPUs on 2 nodes. Machines that are ready have room for 1 of 2 pods."
     )
     assert {pending[f"j{i:03}"].message for i in range(1, 30)} == {
         "Waiting behind other jobs in queue research."

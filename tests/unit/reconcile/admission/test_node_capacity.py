@@ -33,8 +33,8 @@ def test_a_missing_resource_never_fits():
     wait = decide(nodes(2), [queue("a")], job).pending["j"]
     assert (wait.reason, wait.position) == ("ExceedsNodes", 0)
     assert wait.message == (
-        "The job needs 8 GPUs on 1 node. Nodes that are ready have room for 0 of 1 pod. They do"
-        " not fit even on empty nodes. A pod requests 1 of rdma/hca; the largest machine offers 0."
+        "The job needs 8 GPUs on 1 node. Machines that are ready have room for 0 of 1 pod. They do"
+        " not fit even on empty machines. A pod requests 1 of rdma/hca; the largest machine offers 0."
         " Request smaller or fewer pods."
     )
 
@@ -72,7 +72,7 @@ def test_unusable_nodes_and_those_that_do_not_match_take_nothing():
     assert placement(machines, job) == {"j": {"n2": 1}}
     two = request("j", "a", 2, node_selector={"zone": "x"})
     wait = decide(machines, [queue("a")], two).pending["j"]
-    assert "Nodes with zone=x have room for 1 of 2 pods." in wait.message
+    assert "Machines with zone=x have room for 1 of 2 pods." in wait.message
 
 
 def test_pods_on_deleted_or_unusable_nodes_use_no_other_nodes():
@@ -118,7 +118,7 @@ def test_jobs_without_gpus_say_how_many_pods_fit():
     machine = replace(node("n0"), allocatable={"cpu": 1000})
     running = admitted_workload("r", "b", 1, 0, pods_by_node={"n0": 1})
     wait = decide((machine,), [queue("a")], running, request("j", "a", 1, 0)).pending["j"]
-    assert wait.message == "The job needs 1 node. Nodes that are ready have room for 0 of 1 pod."
+    assert wait.message == "The job needs 1 node. Machines that are ready have room for 0 of 1 pod."
 
 
 def test_the_order_of_requests_has_no_effect():
@@ -136,8 +136,8 @@ def test_a_job_waits_for_nodes_that_are_not_ready():
     wait = decisions.pending["wide"]
     assert (wait.reason, wait.position) == ("WaitingForNodes", 1)
     assert wait.message == (
-        "The job needs 24 GPUs on 3 nodes. Nodes that are ready have room for 1 of 3 pods. The job"
-        " waits for other nodes, which are not ready or cordoned; see kubectl get nodes."
+        "The job needs 24 GPUs on 3 nodes. Machines that are ready have room for 1 of 3 pods. The job"
+        " waits for other machines, which are not ready or cordoned; see kubectl get nodes."
     )
     assert admitted(decisions) == ["next"], "it delays no other"
     assert admitted(decide((ready, *(replace(n, usable=True) for n in lost)), [queue("a")], *asked))
@@ -158,7 +158,7 @@ def test_a_job_that_grows_waits_for_nodes_that_are_not_ready():
     grows = replace(admitted_workload("g", "a", pods_by_node={"n000": 1}), nodes=2)
     status = decide(machines, [queue("a")], grows).pending["g"]
     assert status.reason == "WaitingForNodes"
-    assert "Nodes that are ready have room for 1 of 2 pods." in status.message
+    assert "Machines that are ready have room for 1 of 2 pods." in status.message
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_head_counts_separately_with_too_few_nodes():
     wait = decisions.pending["ray"]
     assert wait.reason == "ExceedsNodes"
     assert wait.message.startswith(
-        "The job needs 32 GPUs on 5 nodes. Nodes that are ready have room for 3 of 4 pods in"
+        "The job needs 32 GPUs on 5 nodes. Machines that are ready have room for 3 of 4 pods in"
         " addition to the head."
     )
 

@@ -18,7 +18,7 @@ def test_only_jobs_that_end_in_time_pass_a_reservation():
     decisions = decide(nodes(4), [queue("a")], running, *asked)
     assert admitted(decisions) == ["short"]
     assert decisions.pending["head"].message == (
-        "The job needs 32 GPUs on 4 nodes. Nodes that are ready have room for 1 of 4 pods."
+        "The job needs 32 GPUs on 4 nodes. Machines that are ready have room for 1 of 4 pods."
         " It starts by 2026-01-01T01:00Z at the latest."
     )
     assert decisions.pending["long"].message == "Waiting behind other jobs in queue a."
@@ -56,7 +56,7 @@ def test_without_a_deadline_only_unreserved_nodes_are_used():
     decisions = decide(machines, [queue("a")], *running, *asked)
     assert admitted(decisions) == ["tiny"]
     assert decisions.pending["head"].message.endswith(
-        "Nodes that are ready have room for 2 of 4 pods."
+        "Machines that are ready have room for 2 of 4 pods."
     )
 
 
@@ -72,7 +72,7 @@ def test_a_reservation_holds_against_all_queues():
     assert admitted(decisions) == ["b-short"]
     assert decisions.pending["b-long"].reason == "WaitingForTurn"
     assert decisions.pending["b-long"].message == (
-        "The job needs 8 GPUs on 1 node. The nodes are reserved for head in queue a."
+        "The job needs 8 GPUs on 1 node. The machines are reserved for head in queue a."
     )
 
 

@@ -18,7 +18,7 @@ def test_waiting_jobs_come_before_growth():
     assert admitted(decisions) == ["j"]
     assert decisions.pending["g"].position == 0
     assert decisions.pending["g"].message == (
-        "The job needs 16 GPUs on 2 nodes more. Nodes that are ready have room for 0 of 2 pods."
+        "The job needs 16 GPUs on 2 nodes more. Machines that are ready have room for 0 of 2 pods."
     )
 
 
@@ -45,7 +45,7 @@ def test_growth_does_not_count_as_a_job():
 def test_growth_beyond_all_nodes_is_reported():
     status = decide(nodes(3), [queue("a")], grows(to=5)).pending["g"]
     assert status.reason == "ExceedsNodes"
-    assert "Nodes that are ready have room for 3 of 5 pods." in status.message
+    assert "Machines that are ready have room for 3 of 5 pods." in status.message
 
 
 def test_a_preempted_job_does_not_grow():

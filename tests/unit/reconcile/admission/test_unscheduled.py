@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from queueing import admitted, admitted_workload, decide, nodes, queue, request
 
 PLAIN = admitted_workload("plain", "without-quota", 4, admitted_for=9)
-MORE = "Pods without a node come first, of jobs that need no admission: team/plain."
+MORE = "Pods without a machine come first, of jobs that need no admission: team/plain."
 
 
 def test_a_gang_that_can_never_fit_takes_no_nodes():
@@ -19,7 +19,7 @@ def test_a_gang_that_fits_takes_its_nodes_and_is_named():
     decisions = decide(nodes(4), [queue("a")], PLAIN, request("j", "a"))
     assert admitted(decisions) == []
     assert decisions.pending["j"].message == (
-        f"The job needs 8 GPUs on 1 node. Nodes that are ready have room for 0 of 1 pod. {MORE}"
+        f"The job needs 8 GPUs on 1 node. Machines that are ready have room for 0 of 1 pod. {MORE}"
     )
 
 

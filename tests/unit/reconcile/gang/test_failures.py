@@ -115,7 +115,7 @@ def test_a_container_without_an_exit_status_is_a_disruption(reason: str, exit_co
     status = world.job.status
     end = status.attempts[0]
     assert (end.reason, end.counted, end.node) == ("ContainerStatusUnknown", False, "node-1")
-    assert "its node restarted" in end.message
+    assert "its machine restarted" in end.message
     assert (status.restarts, status.disruptions, world.phase) == (0, 1, "Queued")
     assert (status.last_failure.exit_code, status.last_failure.signal) == (None, None)
 

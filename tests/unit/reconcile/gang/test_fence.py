@@ -45,7 +45,7 @@ def test_the_new_gang_waits_for_the_fence_with_a_remedy():
     world = replaced()
     status = world.job.status
     assert (world.phase, status.reason) == ("Queued", "WaitingForFence")
-    assert "on node node-1, lost since 2026-01-02T03:04:05Z" in status.message
+    assert "on machine node-1, lost since 2026-01-02T03:04:05Z" in status.message
     assert "kubectl taint nodes node-1 node.kubernetes.io/out-of-service" in status.message
     assert "allowUnfencedRestart" in status.message
     assert [(w.attempt, w.index, w.node) for w in status.unfenced] == [(0, 1, "node-1")]

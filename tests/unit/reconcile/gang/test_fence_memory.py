@@ -142,7 +142,7 @@ def test_a_machine_without_a_node_can_be_confirmed():
     world = without_node()
     assert world.job.status.reason == "WaitingForFence"
     assert (
-        "you confirm that the machine is off (if the Node object is gone: kubectl annotate"
+        "you confirm that it is off (if the Node object is gone: kubectl annotate"
         " torchrunjob train -n ml --overwrite torchrun.ai/machines-off=0/node-1)"
     ) in world.job.status.message
     assert "kubectl taint" not in world.job.status.message

@@ -105,7 +105,7 @@ def test_the_message_says_what_was_reached_and_what_to_do():
         "The last 3 failures came with no newer step than 1250: attempt 0 (step 1210), attempt 1,"
         " round 0 (step 1200), attempt 1 (no step). Correct the cause and submit the job again. To"
         " allow more of them, set reliability.maxAttemptsWithoutProgress; 0 is no limit. The last"
-        " failure: Pod train-r1-0-abcde: KeyError: 'x' (node node-1, exit code 1)."
+        " failure: Pod train-r1-0-abcde: KeyError: 'x' (machine node-1, exit code 1)."
     )
     assert plan.events == (Event("Warning", "NoProgress", message),)
     assert world.condition("Failed").message == message

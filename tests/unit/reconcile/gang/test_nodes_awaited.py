@@ -1,4 +1,4 @@
-"""A controller that has not read the nodes yet, although it may, decides nothing that needs them."""
+"""A controller that has not read the machines yet, although it may, decides nothing that needs them."""
 
 from unit.reconcile.losing import running
 from world import World, make_job, make_queue

@@ -1,4 +1,4 @@
-"""A child Job that Kueue suspends and resumes, while one of its workers is on a lost node.
+"""A child Job that Kueue suspends and resumes, while one of its workers is on a lost machine.
 
 The new pods are of the same attempt, so they cannot fence the worker: the next attempt does.
 """
@@ -210,7 +210,7 @@ def test_a_pod_that_was_removed_by_force_is_no_lost_machine():
     resume(world, 0, 1)
     (end,) = world.job.status.attempts
     assert (end.reason, end.counted) == ("PodDeleted", False)
-    assert "was removed from node node-1, but may still run there" in end.message
+    assert "was removed from machine node-1, but may still run there" in end.message
     assert start(world, "train-0-fghij") == ""
 
 

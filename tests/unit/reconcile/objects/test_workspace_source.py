@@ -284,7 +284,7 @@ def test_a_sync_pod_on_a_lost_node_is_replaced():
     assert [apply.name for apply in plan.applies] == ["train-sync-1"]
     assert [gone.name for gone in plan.deletes] == ["train-sync-0"]
     assert world.job.status.reason == "SyncPodLost"
-    assert "Node node-1 of pod train-sync-0 is NotReady" in world.job.status.message
+    assert "Machine node-1 of pod train-sync-0 is NotReady" in world.job.status.message
 
 
 def test_a_sync_pod_that_cannot_end_on_its_lost_node_is_not_waited_for():

@@ -1,4 +1,4 @@
-"""Lost nodes: which nodes are lost, since when, and the replacement of the gang."""
+"""Lost machines: which nodes are lost, since when, and the replacement of the gang."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -53,7 +53,7 @@ def test_a_lost_node_is_a_disruption_with_a_new_gang():
     assert (status.attempt, status.restarts, status.disruptions) == (1, 0, 1)
     assert status.last_failure is not None
     assert (status.last_failure.reason, status.last_failure.node) == ("NodeLost", "node-1")
-    message = "Node node-1 of pod train-1-abcde is NotReady since 2026-01-02T03:04:05Z."
+    message = "Machine node-1 of pod train-1-abcde is NotReady since 2026-01-02T03:04:05Z."
     assert status.last_failure.message == message
     assert world.job.status.message.count("node-1") == 1, "named once"
     assert status.attempts[-1].node == "node-1"

@@ -181,7 +181,7 @@ def test_a_pod_on_a_lost_node_is_replaced_while_the_gang_runs(source: str, bound
     assert pods(world) == ["train-serve-0", "train-serve-1"]
     terminating = [p.metadata.terminating for p in world.observed().workspace.sync_pods]
     assert terminating == [True, False]
-    assert "affinity" not in body(world, "train-serve-1")["spec"], "the lost node takes no pods"
+    assert "affinity" not in body(world, "train-serve-1")["spec"], "the lost machine takes no pods"
     assert world.phase == "Running"
     world.node("node-2")
     world.settle()
@@ -236,7 +236,9 @@ def test_a_pod_without_a_node_no_longer_waits_for_the_node_of_a_pod_that_is_lost
     assert [delete.uid for delete in plan.deletes] == [waiting]
     shown = world.condition("WorkspaceUpToDate")
     assert shown.reason == "Replacing"
-    assert "Pod train-serve-1 is assigned to a node where no other pod mounts PVC" in shown.message
+    assert (
+        "Pod train-serve-1 is assigned to a machine where no other pod mounts PVC" in shown.message
+    )
     world.settle()
     latest = world.observed().workspace.sync_pods[-1].metadata
     assert "affinity" not in body(world, latest.name)["spec"]

@@ -243,9 +243,9 @@ def test_a_setup_pod_on_a_lost_node_is_deleted_and_waited_for():
     world = lost()
     assert (world.phase, world.job.status.reason) == ("Syncing", "SetupPodLost")
     assert world.job.status.message == (
-        "Node node-1 of pod train-setup-0 is NotReady since 2026-01-02T03:04:05Z. The pod may still"
-        " run there and write to the workspace PVC. The next setup pod starts when the node returns,"
-        " or when you confirm that the machine is off (kubectl taint nodes node-1"
+        "Machine node-1 of pod train-setup-0 is NotReady since 2026-01-02T03:04:05Z. The pod may still"
+        " run there and write to the workspace PVC. The next setup pod starts when the machine returns,"
+        " or when you confirm that it is off (kubectl taint nodes node-1"
         " node.kubernetes.io/out-of-service=nodeshutdown:NoExecute)."
     )
     assert [event.type for event in world.plans[-2].events] == ["Warning"]
@@ -263,7 +263,7 @@ def test_a_setup_pod_on_a_machine_that_is_off_is_replaced():
     plan = world.step()
     assert (plan.deletes, world.job.status.message) == (
         (),
-        "Node node-1 of pod train-setup-0 has the taint out-of-service. Replacing the pod.",
+        "Machine node-1 of pod train-setup-0 has the taint out-of-service. Replacing the pod.",
     )
     assert setup_pods(world) == ["train-setup-0", "train-setup-1"]
     world.settle()
@@ -299,7 +299,7 @@ def test_a_setup_pod_of_a_deleted_node_is_replaced_once_it_is_gone():
     world.settle()
     assert world.job.status.reason == "SetupPodLost"
     assert world.job.status.message == (
-        "Node node-1 of pod train-setup-0 was deleted, but its containers may still run. The pod may"
+        "Machine node-1 of pod train-setup-0 was deleted, but its containers may still run. The pod may"
         " still write to the workspace PVC. The next setup pod starts when Kubernetes has deleted"
         " this one. If the machine is off, you can run: kubectl delete pod train-setup-0 -n ml"
         " --force"

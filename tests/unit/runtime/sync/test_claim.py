@@ -89,7 +89,7 @@ def test_a_pod_whose_tree_another_one_removes_neither_writes_nor_publishes_it(
 def test_a_revision_that_another_pod_publishes_is_complete_or_missing(
     claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pod of a lost node may stand still between any two steps."""
+    """The pod of a lost machine may stand still between any two steps."""
     lost, claim = claim, Claim(claim.directory)
     publish(lost, "first.py")
 
@@ -143,7 +143,7 @@ def test_a_fetch_that_ends_leaves_what_the_next_pod_writes(
 def test_a_revision_that_lacks_files_is_published_again(
     claim: Claim, monkeypatch: pytest.MonkeyPatch, source: str, removed: str
 ) -> None:
-    """A pod of an earlier release on a lost node may have removed them."""
+    """A pod of an earlier release on a lost machine may have removed them."""
 
     def write(settings: SyncSettings, work: Path, new: Path) -> FetchResult:
         tree = NewTree(new)

@@ -104,7 +104,7 @@ def test_an_existing_workspace_ends_the_pod_at_once(claim: Path, sha256: str) ->
 def test_a_workspace_that_lacks_files_is_published_again(
     claim: Path, sha256: str, damage: Callable[[Path], None]
 ) -> None:
-    """A pod of an earlier release on a lost node may have removed them."""
+    """A pod of an earlier release on a lost machine may have removed them."""
     test_success_in_exit_code_message_and_marker(claim)
     before = {path.name: path.read_bytes() for path in (claim / "revisions/1/tree").iterdir()}
     damage(next(path for path in (claim / "revisions/1/tree").iterdir() if path.read_bytes()))
