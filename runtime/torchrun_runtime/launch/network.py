@@ -112,12 +112,12 @@ class NetworkLog:
         rest = b""
         while True:
             ready = dict(poller.poll())
-            # Without a reader, NCCL would block in its next line: no error may end the thread.
-            with suppress(Exception):
-                while data := self._read_chunk():
-                    *lines, rest = (rest + data).split(b"\n")
-                    rest = rest[-_LONGEST_LINE:]
-                    for line in lines:
+            while data := self._read_chunk():
+                *lines, rest = (rest + data).split(b"\n")
+                rest = rest[-_LONGEST_LINE:]
+                for line in lines:
+                    # Without a reader NCCL would block: no error may end the thread.
+                    with suppress(Exception):
                         self._read_line(line)
             if self._wake in ready:
                 break

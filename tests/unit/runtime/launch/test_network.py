@@ -19,6 +19,7 @@ from torchrun_runtime.launch.network import (
     TransportFinder,
     open_network_log,
 )
+from torchrun_runtime.launch.output import copied_to
 from unit.runtime.launch.nccl_lines import PREFIX, SAMPLES, Sample
 from unit.runtime.launching import FOLDER
 
@@ -90,6 +91,18 @@ def test_no_line_of_any_kind_stops_the_reader(tmp_path: Path, log: NetworkLog) -
         file.write(b"\xff\x00" * 500_000 + b"\n" + b"x" * 200_000)
         file.write(b"\n" + (PREFIX + SOCKET).encode() + b"\n")
     log.close()
+    assert log.transport == NcclTransport("Socket")
+
+
+def test_a_log_that_cannot_be_copied_does_not_stop_the_reader(
+    tmp_path: Path, log: NetworkLog
+) -> None:
+    def refuse(stream: int, data: bytes) -> None:
+        raise ValueError("no room")
+
+    with copied_to(refuse):
+        write(tmp_path, "h:1:1 [0] a.cc:1 NCCL WARN 1", PREFIX + SOCKET)
+        log.close()
     assert log.transport == NcclTransport("Socket")
 
 
