@@ -16,11 +16,13 @@ import msgspec
 import pytest
 
 from torchrun_controller.reconcile.model.observed import ProgressReport, RestartsInPlace
+from torchrun_runtime.launch.network import PIPE
 from unit.reconcile.job.test_network import messages, running
-from unit.runtime.launch.gang.test_gang import Gang, ends
+from unit.runtime.launch.gang.test_gang import Gang, GangFactory, ends, make_gang
 from unit.runtime.launch.test_network import TORCH
 from unit.runtime.launching import PYTHONS, SECONDS, Launched
 
+__all__ = ["make_gang"]  # a fixture
 pytestmark = pytest.mark.long  # processes
 
 # As ncclDebugInit of src/debug.cc: the level, and %h and %p in the path.
@@ -159,3 +161,20 @@ def test_output_that_the_user_asked_for_stays_where_it_was(
     for result in ends(launched):
         assert (result.exit_code, "NCCL" in result.err) == (0, False)
     assert gang.reports.bodies.empty()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "variables", "has_pipe"),
+    [
+        (2, {"TORCHRUN_PROGRESS_URL": "http://127.0.0.1:1"}, True),
+        (1, {"TORCHRUN_PROGRESS_URL": "http://127.0.0.1:1"}, False),
+        (2, {}, False),  # a run on one machine has no controller
+    ],
+)
+def test_only_nodes_of_a_gang_with_a_controller_have_the_pipe(
+    make_gang: GangFactory, nodes: int, variables: dict[str, str], has_pipe: bool
+) -> None:
+    gang = make_gang(nodes)
+    gang.annotate(start="1")
+    for end in ends(gang.start('ls "$TORCHRUN_LAUNCH_REPORTS"', **variables)):
+        assert (end.exit_code, PIPE in end.out) == (0, has_pipe)
