@@ -117,6 +117,13 @@ def test_the_examples_that_need_pods_work_unchanged(space: Space, tmp_path: Path
     run("", "exec")  # a shell ends with its input
     assert "train.py" in run("", "stacks")
     assert len(json.loads(run("-o json", "stacks"))["processes"]) >= 4
+    assert "(Pdb) " in run("--rank 3 --pdb", "debug")  # the end of its input detaches
+    with example(space, tmp_path, take("--rank 3", "debug")) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()  # its image may have debugpy or not
+        assert first.startswith(("Rank 3 (node 1,", "Error: Rank 3 cannot import debugpy")), first
+        process.send_signal(signal.SIGINT)
+        process.wait(SECONDS)
     assert "first True" in run("logs/0/node-0.log", "state-files")
     assert "logs/0/node-1.log" in run("", "state-files")
     assert "logs/0/node-1.log\n" in run("-o name", "state-files")

@@ -514,6 +514,26 @@ def test_the_stacks_of_a_run_are_printed_while_it_goes_on(tmp_path: Path) -> Non
     assert run.process.wait(LIMIT) == 130, run.output
 
 
+def test_a_rank_of_a_run_is_debugged_while_it_goes_on(tmp_path: Path) -> None:
+    run = Running(tmp_path, "--name", "sleeps")
+    run.wait_for("code 1")
+    debug = [sys.executable, "-m", "kubectl_torchrun", "debug", "--local", "sleeps"]
+    for words, code, texts in (
+        (["--rank", "1", "--pdb"], 0, ("Stopped rank 1 (node 1,", "(Pdb) 42", "detached")),
+        (["--rank", "2", "--pdb"], 2, ("Job sleeps has no rank 2 there. Ranks: 0, 1.",)),
+        (["--pdb", "--port", "1"], 2, ("--port is for an editor",)),
+    ):
+        shown = subprocess.run(
+            [*debug, *words], env=environment(tmp_path), capture_output=True, text=True, check=False,
+            input="p 6 * 7\nc\n",
+        )  # fmt: skip
+        assert shown.returncode == code, shown
+        assert all(text in shown.stdout + shown.stderr for text in texts), shown
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(LIMIT) == 130, run.output
+
+
 def test_an_edit_restarts_the_command(tmp_path: Path) -> None:
     run = Running(tmp_path, "--reload")
     run.wait_for("code 1")

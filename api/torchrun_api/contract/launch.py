@@ -246,6 +246,13 @@ STACK_SIGNAL = Variable(
     "Signal that makes a Python process write its stacks.",
     set_by=(LAUNCHER,),
 )
+DEBUG_SIGNAL = Variable(
+    "TORCHRUN_DEBUG_SIGNAL",
+    COUNT,
+    (RANK,),
+    "Signal that makes a Python process start the debugger that `kubectl torchrun debug` wants.",
+    set_by=(LAUNCHER,),
+)
 OUTER_PYTHON = Variable(
     "TORCHRUN_OUTER_PYTHON",
     TEXT,

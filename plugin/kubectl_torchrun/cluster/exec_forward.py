@@ -39,7 +39,13 @@ def find_worker(target: Target, name: str, node: int | None, rank: int | None) -
         async def look(api: Api) -> tuple[int, list[Pod]]:
             index = node or 0
             if rank is not None:
-                index = (await ranks_of(api, job)).node_of(rank)
+                ranks = await ranks_of(api, job)
+                index = ranks.node_of(rank)
+                all_ranks = ranks.first_of(job.status.num_nodes or index + 1)
+                if rank >= all_ranks:
+                    raise UsageProblem(
+                        f"Job {name} has no rank {rank}. Its ranks: 0-{all_ranks - 1}."
+                    )
             return index, await list_running(api, job)
 
         index, running = cluster.run(look)
@@ -48,11 +54,13 @@ def find_worker(target: Target, name: str, node: int | None, rank: int | None) -
             if rank_of(pod) == index:
                 return Worker(flags, pod.metadata.name, index)
         status = job.status
+        next_words = f"torchrun {'why' if job.has_ended else 'status'}"
         nodes = ", ".join(str(rank_of(pod)) for pod in running)
         raise UsageProblem(
             f"Node {index} of job {name} is not running."
             + (f" Running nodes: {nodes}." if running else f" The job is {status.phase or 'new'}.")
             + (f" {status.reason}: {status.message}" if status.reason else "")
+            + f"\nSee: {cluster.command(next_words, name)}"
         )
 
 

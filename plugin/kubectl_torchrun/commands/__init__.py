@@ -5,6 +5,7 @@ A module is imported only when its command runs, because most of them import an 
 
 SHORT_HELP = {
     "cancel": "Delete jobs",
+    "debug": "Debug a rank while it runs: in an editor, or with pdb",
     "doctor": "Diagnose cluster problems",
     "exec": "Run a command or a shell in a node's container",
     "files": "List the files that would be uploaded",
@@ -31,12 +32,14 @@ OTHER_WORDS = {
     "apply": "Use submit -f FILE.",
     "attach": "Use logs JOB --follow.",
     "create": "Use submit -f FILE.",
+    "debugpy": "Use debug JOB.",
     "delete": "Use cancel JOB.",
     "describe": "Use status JOB, or why JOB.",
     "get": "Use list, or status JOB -o yaml.",
     "kill": "Use cancel JOB.",
     "launch": "Use run, or submit.",
     "ls": "Did you mean list?",
+    "pdb": "Use debug JOB --pdb.",
     "ps": "Did you mean list?",
     "queue": "Did you mean queues?",
     "rm": "Use cancel JOB.",

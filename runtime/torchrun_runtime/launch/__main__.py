@@ -33,8 +33,8 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-# `stacks` prints those of the command that another process of this program runs.
-MODULE = "stacks" if sys.argv[1:] == ["stacks"] else "launcher"
+# `stacks` and `debug` concern the command that another process of this program runs.
+MODULE = sys.argv[1] if sys.argv[1:2] in (["stacks"], ["debug"]) else "launcher"
 if __package__:
     package = __package__
 else:

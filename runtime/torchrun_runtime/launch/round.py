@@ -18,6 +18,7 @@ from .command_end import (
     cause_of_round,
     describe_stop,
 )
+from .debug import DEBUG_SIGNAL, is_debugged
 from .failure import find_background
 from .fencing import FencingWatchdog
 from .gang.messages import NEVER, StopRound
@@ -102,7 +103,11 @@ class Round:
         self._hang: HangWatchdog | None = None
         if settings.hang_timeout:
             self._hang = HangWatchdog(
-                settings.hang_timeout, self._reports, self._count_output, begun_after
+                settings.hang_timeout,
+                self._reports,
+                self._count_output,
+                begun_after,
+                lambda: rounds.is_debugged(is_debugged(self._reports)),
             )
         self._is_alone = False
         self._world: WorldWatch | None = None
@@ -177,6 +182,7 @@ class Round:
             "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
             contract.LAUNCH_REPORTS: self._reports,
             contract.STACK_SIGNAL: str(int(STACK_SIGNAL)),
+            contract.DEBUG_SIGNAL: str(int(DEBUG_SIGNAL)),
         }
 
     # While the command runs

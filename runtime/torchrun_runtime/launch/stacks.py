@@ -93,11 +93,6 @@ def snapshot(job: str = "") -> list[dict[str, object]]:
 
     job: only those of the job with this name, for runs on one machine.
     """
-    by_folder: dict[str, list[Process]] = {}
-    for process in every():
-        folder = variable(process.pid, LAUNCH_REPORTS)
-        if folder and (not job or variable(process.pid, JOB_NAME) == job):
-            by_folder.setdefault(folder, []).append(process)
     return [
         {
             "rank": int(stack.rank) if stack.rank and stack.rank.isdigit() else None,
@@ -108,9 +103,22 @@ def snapshot(job: str = "") -> list[dict[str, object]]:
             "stack": stack.text.decode("utf-8", "replace"),
             "state": state(stack.process.pid),
         }
-        for folder, tree in by_folder.items()
+        for folder, tree in commands(job).items()
         for stack in take_stacks(folder, tree)
     ]
+
+
+def commands(job: str = "") -> dict[str, list[Process]]:
+    """The processes of the commands that this process can see, by their folder of reports.
+
+    job: as of `snapshot`.
+    """
+    by_folder: dict[str, list[Process]] = {}
+    for process in every():
+        folder = variable(process.pid, LAUNCH_REPORTS)
+        if folder and (not job or variable(process.pid, JOB_NAME) == job):
+            by_folder.setdefault(folder, []).append(process)
+    return by_folder
 
 
 def _name(stack: Stack) -> str:

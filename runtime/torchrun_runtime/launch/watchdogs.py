@@ -47,7 +47,8 @@ class HangWatchdog:
     """Requests a stop after `seconds` without activity. Call `check` periodically.
 
     folder: of the heartbeats. chunks: a number that grows whenever the command writes. begun_after:
-    seconds from the start of the round before to its first sign, None without one.
+    seconds from the start of the round before to its first sign, None without one. is_debugged:
+    whether someone debugs a rank on any node. The watch pauses meanwhile.
     """
 
     def __init__(
@@ -56,7 +57,10 @@ class HangWatchdog:
         folder: str,
         chunks: Callable[[], int],
         begun_after: float | None = None,
+        is_debugged: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_debugged = is_debugged
+        self._is_paused = False
         self.begun_after: float | None = None
         self._due = math.inf if begun_after is None else 2 * begun_after
         self._start = time.monotonic()
@@ -81,13 +85,14 @@ class HangWatchdog:
         if has_begun and self.begun_after is None:
             self.begun_after = now - self._start
         is_due = has_begun or now - self._start >= self._due
-        if not is_due or self._has_finished(now):
+        self._note_debugger()
+        if not is_due or self._is_paused or self._has_finished(now):
             self._watch_start = now
         silence = now - max(self._last_activity, self._watch_start)
         if silence < self._seconds:
-            if self._stacks_at is not None:
+            if self._stacks_at is not None and not self._is_paused:
                 say("the ranks continue; this is not a hang")
-                self._stacks_at = None
+            self._stacks_at = None
             return None
         if self._stacks_at is None:
             say(f"{self._describe(silence, beats)}; the stacks of the ranks follow")
@@ -107,6 +112,13 @@ class HangWatchdog:
         if self._stacks_at is None and silence >= self._seconds / 2:
             say(f"stopping after {silence:.0f} s without activity; the stacks of the ranks follow")
             self._write_stacks()
+
+    def _note_debugger(self) -> None:
+        is_debugged = self._is_debugged()
+        if is_debugged != self._is_paused:
+            self._is_paused = is_debugged
+            say(f"a debugger is {'attached' if is_debugged else 'gone'}: the hang watch"
+                f" {'pauses' if is_debugged else 'goes on'}")  # fmt: skip
 
     def _write_stacks(self) -> None:
         write_stacks(self._folder)

@@ -15,6 +15,9 @@ The leader sends all members the same order:
     {"order": "stop", "round": 0, "failed": true, "edit": false}   end the ranks
     {"order": "exit"}                              end with your own result, once the command ends
 
+A member adds `"debugged": true` while someone debugs one of its ranks, and the leader adds it to
+the order to start: every hang watch pauses.
+
 Both sides repeat their latest message after a new connection, so a lost, late or repeated message
 does no harm. A round starts once the ranks of the round before are dead on every node. The leader
 takes part in the rounds like a member, without a connection. A node that still copies the code of a

@@ -185,10 +185,10 @@ class GangLeader:
 
     def _decide(self, now: float) -> None:
         while (order := self._next(now)) != self.order:
-            self.order = order
+            before, self.order = self.order, order
             if isinstance(order, StopRound) and not order.edit:
                 self._stopped_at = now
-            if isinstance(order, StartRound):
+            if isinstance(order, StartRound) and not isinstance(before, StartRound):
                 self._started_revision, self._started_at = order.code.revision, now
                 self._broken = self._peer_lost_at = None
 
@@ -201,6 +201,7 @@ class GangLeader:
             return EndGang()
 
         if isinstance(order, StartRound):
+            order = order._replace(is_debugged=self._is_debugged())
             if self._is_head and self._is_over(order.round, now):
                 return EndGang()  # the workers fail because the head has ended
             if self._code.revision > order.code.revision:
@@ -251,6 +252,9 @@ class GangLeader:
             return EndGang()
         self._failed_rounds.append(failed._replace(step=step))
         return self._start(failed.round + 1)
+
+    def _is_debugged(self) -> bool:
+        return any(s.is_debugged for node, s in self._states.items() if node not in self._lost)
 
     def _is_over(self, number: int, now: float) -> bool:
         """Whether all nodes have succeeded, or have started and are gone without a connection.

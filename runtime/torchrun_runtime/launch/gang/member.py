@@ -63,6 +63,10 @@ class GangMember:
         """Note the network that NCCL uses in this round."""
         self.state = self.state._replace(transport=transport)
 
+    def debug(self, is_debugged: bool) -> None:
+        """Note whether someone debugs a rank of this node."""
+        self.state = self.state._replace(is_debugged=is_debugged)
+
     def leave(self) -> None:
         """Note that Kubernetes ends this pod."""
         self._change(LEAVING, self.state.round)

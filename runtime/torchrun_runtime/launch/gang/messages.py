@@ -37,7 +37,8 @@ class MemberState(NamedTuple):
     round: the newest that it started or will not start any more. cause: of a failed round. step:
     the newest one that rank 0 reported, if it ran on this node. training: ALONE, TOGETHER, or ""
     before a Python has imported torch. is_silent: the round had no output and no step, as far as
-    this node sees it. transport: of this round, None while it is unknown.
+    this node sees it. transport: of this round, None while it is unknown. is_debugged: someone
+    debugs a rank of this node.
     """
 
     state: str = READY
@@ -47,6 +48,7 @@ class MemberState(NamedTuple):
     training: str = ""
     is_silent: bool = False
     transport: NcclTransport | None = None
+    is_debugged: bool = False
 
 
 class RoundCode(NamedTuple):
@@ -67,11 +69,15 @@ class OpenGate(NamedTuple):
 
 
 class StartRound(NamedTuple):
-    """Start the ranks of a round. restarts: how many of the gang's rounds failed before it."""
+    """Start the ranks of a round. restarts: how many of the gang's rounds failed before it.
+
+    is_debugged: someone debugs a rank on any node now.
+    """
 
     round: int
     code: RoundCode = RoundCode()
     restarts: int = 0
+    is_debugged: bool = False
 
 
 class StopRound(NamedTuple):
@@ -117,6 +123,8 @@ def encode_state(state: MemberState) -> bytes:
         body["silent"] = True
     if state.transport is not None:
         body["transport"] = [*state.transport]
+    if state.is_debugged:
+        body["debugged"] = True
     return encode(body)
 
 
@@ -133,7 +141,10 @@ def decode_state(line: bytes) -> MemberState:
         silent = bool(body.get("silent"))
         transport = _decode_transport(body["transport"]) if "transport" in body else None
         number = int(body["round"])
-        return MemberState(body["state"], number, cause, step, training, silent, transport)
+        debugged = bool(body.get("debugged"))
+        return MemberState(
+            body["state"], number, cause, step, training, silent, transport, debugged
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
 
@@ -157,6 +168,8 @@ def encode_order(order: GangOrder) -> bytes:
     """The line of an order."""
     if isinstance(order, StartRound):
         body = {"order": "start", "round": order.round, "restarts": order.restarts}
+        if order.is_debugged:
+            body["debugged"] = True
         return encode({**body, **order.code._asdict()})
     if isinstance(order, StopRound):
         return encode({"order": "stop", **order._asdict()})
@@ -173,7 +186,8 @@ def decode_order(line: bytes) -> GangOrder:
         name = body["order"]
         if name == "start":
             code = RoundCode(int(body["revision"]), str(body["served"]))
-            return StartRound(int(body["round"]), code, int(body["restarts"]))
+            restarts, debugged = int(body["restarts"]), bool(body.get("debugged"))
+            return StartRound(int(body["round"]), code, restarts, debugged)
         if name == "stop":
             failed, edit = (bool(body.get(name)) for name in ("failed", "edit"))
             return StopRound(int(body["round"]), failed, edit)

@@ -275,6 +275,13 @@ class Rounds:
         self._member.note(training)
         self._report()
 
+    def is_debugged(self, here: bool) -> bool:
+        """Whether someone debugs a rank of the gang. here: on this node, which is reported."""
+        self._member.debug(here)
+        self._report()
+        order = self._inbox.order
+        return here or (isinstance(order, StartRound) and order.is_debugged)
+
     def trains_alone(self) -> bool:
         """Whether the gang trains alone; False on other nodes than the first."""
         return self._link.trains_alone()

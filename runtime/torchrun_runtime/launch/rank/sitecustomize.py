@@ -9,7 +9,8 @@ It also leaves marks of what runs: the last Python that was started outside of a
 last one that ended, the import of torch, and processes that belong to a group. A process that forms
 a group of torch asks NCCL for its log, which the launcher reads (network.py).
 Each Python also registers faulthandler on a real-time signal
-(TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a separate file.
+(TORCHRUN_STACK_SIGNAL), to write the stacks of all its threads to a separate file. On another one
+(TORCHRUN_DEBUG_SIGNAL) it starts a debugger.
 This module must not disturb the program: all errors are suppressed.
 """
 
@@ -21,7 +22,7 @@ import stat
 import sys
 import time
 from contextlib import suppress
-from types import ModuleType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -268,6 +269,33 @@ def _offer_stacks(number: int) -> None:
     os.register_at_fork(after_in_child=after_fork)
 
 
+def _offer_debugger(number: int) -> None:
+    """Handle the signal of `kubectl torchrun debug`, unless the program has a handler for it."""
+    # Not `signal`: it imports enum, which takes milliseconds.
+    from _signal import SIG_DFL, getsignal, signal  # type: ignore[import-not-found]
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        try:  # noqa: SIM105  # after the debugger nothing is called: it would be traced
+            (loaded or load())[0].answer(_FOLDER, number, frame)
+        except Exception:  # noqa: S110
+            pass
+
+    def load() -> list[ModuleType]:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torchrun_debugger.py")
+        spec = spec_from_file_location("torchrun_debugger", path)
+        if spec and spec.loader:
+            module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+            loaded.append(module)
+        return loaded
+
+    loaded: list[ModuleType] = []
+    if getsignal(number) == SIG_DFL:
+        signal(number, answer)
+
+
 def _is_nested() -> bool:
     """Whether a Python of the same rank is above this process; the first one tells the others."""
     rank = os.environ.get("RANK", "")
@@ -303,4 +331,6 @@ if _FOLDER and os.path.isdir(_FOLDER):
         _watch_processes()
     with suppress(BaseException):
         _offer_stacks(int(os.environ["TORCHRUN_STACK_SIGNAL"]))
+    with suppress(BaseException):
+        _offer_debugger(int(os.environ["TORCHRUN_DEBUG_SIGNAL"]))
 _load_shadowed()

@@ -21,7 +21,7 @@ class Node:
         self.chunks = 0
         self.ranks: dict[int, str] = {}
         self.stacks: list[float] = []
-        self._folder = folder
+        self.folder = folder
         monkeypatch.setattr(watchdogs.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(watchdogs, "write_stacks", lambda _: self.stacks.append(self.now))
         monkeypatch.setattr(watchdogs, "descendants", self._descendants)
@@ -35,7 +35,7 @@ class Node:
         return [Process(pid, root, "python", 0) for pid in self.ranks]
 
     def beat(self, rank: int, time: int, text: str = ".") -> None:
-        path = self._folder / f"beat.{rank}"
+        path = self.folder / f"beat.{rank}"
         path.write_text(text)
         os.utime(path, (time, time))
 
@@ -203,3 +203,23 @@ def test_a_node_with_one_rank_left_may_hang(node: Node) -> None:
     del node.ranks[7]
     assert node.message_at(112) == ""
     assert node.message_at(118).startswith("No progress report")
+
+
+def test_the_watch_pauses_while_someone_debugs_a_rank(
+    node: Node, capfd: pytest.CaptureFixture[str]
+) -> None:
+    is_debugged = False
+    node.watch = HangWatchdog(
+        SECONDS, str(node.folder), lambda: node.chunks, is_debugged=lambda: is_debugged
+    )
+    node.chunks = 1
+    assert node.message_at(100) == node.message_at(110) == ""
+    is_debugged = True
+    assert node.message_at(111) == node.message_at(1000) == ""
+    is_debugged = False
+    assert node.message_at(1001) == node.message_at(1009) == ""
+    assert node.stacks == [110]
+    assert node.message_at(1011) == ""
+    assert node.stacks == [110, 1011]
+    assert node.message_at(1016).startswith("No progress report")
+    assert capfd.readouterr().err.count("hang watch") == 2

@@ -344,3 +344,19 @@ def test_a_round_that_fails_because_of_leftovers_ends_the_gang_with_the_cause_be
         leader.receive(1, MemberState(FAILED, number, failed), start + seconds)
         leader.receive(0, MemberState(READY, number), start + seconds)
     assert leader.order == EndGang(node=1, cause=first)
+
+
+def test_all_nodes_hear_of_a_debugger_while_it_is_attached_to_one() -> None:
+    leader = gang()
+    run(leader, 0)
+    leader.receive(1, MemberState(RUNNING, 0, is_debugged=True), 7)
+    assert leader.order == StartRound(0, is_debugged=True)
+    leader.lose(1, 8)
+    leader.tick(8)
+    assert leader.order == StartRound(0), "a node without a connection keeps no watch from ending"
+    leader.receive(1, MemberState(RUNNING, 0, is_debugged=True), 9)
+    leader.receive(1, MemberState(RUNNING, 0), 10)
+    assert leader.order == StartRound(0)
+    leader.receive(1, MemberState(FAILED, 0, cause()), 20)
+    leader.receive(0, MemberState(READY, 0), 20)
+    assert leader.restarts().last[0].seconds == 20, "the round has started only once"

@@ -36,6 +36,7 @@ CAUSE = Cause(137, 3, 9, "Signaled", "Rank 3 was killed by SIGKILL.", "2026-01-0
         MemberState(FAILED, 4, CAUSE, 120),
         MemberState(training=ALONE, is_silent=True),
         MemberState(RUNNING, 0, transport=NcclTransport("AWS Libfabric", "efa")),
+        MemberState(RUNNING, 0, is_debugged=True),
         MemberState(FAILED, 4, CAUSE._replace(rank=None, signal=None)),
     ],
 )
@@ -48,6 +49,7 @@ def test_a_state_arrives_as_it_was_sent(state: MemberState) -> None:
     [
         OpenGate(),
         StartRound(3, RoundCode(7, "http://a b"), 2),
+        StartRound(3, is_debugged=True),
         StopRound(3),
         StopRound(3, failed=False, edit=True),
         EndGang(),
