@@ -30,7 +30,7 @@ TopologyKey = Annotated[
 
 
 class Quota(Wire, frozen=True, kw_only=True):
-    """Upper bounds of what the running jobs of a queue use together. Unset: no limit."""
+    """Upper bounds of what the running jobs of a queue use together, unset for none."""
 
     nodes: Annotated[int, Meta(ge=0, le=100000, description="Nodes, with one pod each.")] | None = (
         None
@@ -44,6 +44,15 @@ class Quota(Wire, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    min_run_seconds: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=86400,
+            description="How long a gang of the queue runs before it may be preempted. A gang whose"
+            " pods do not all run yet may be.",
+        ),
+    ] = 0
 
 
 class JobLimits(Wire, frozen=True, kw_only=True):

@@ -3,8 +3,9 @@
 Time jumps from event to event. Pods are placed one at a time, as kube-scheduler does it without a
 gang scheduler: oldest gang first, each pod on the matching node with the fewest free GPUs
 (MostAllocated). A gang makes progress while all of its pods have
-a node; an elastic one from its minimum on. A preempted gang stops with a checkpoint and loses
-nothing. A gang that loses a node restarts, and an elastic one goes on with the pods that are left.
+a node; an elastic one from its minimum on. It saves a checkpoint every so often. A preempted gang
+loses what it did since the last one. A gang that loses a node restarts, and an elastic one goes on
+with the pods that are left; neither loses anything, to compare the losses of victims alone.
 """
 
 import heapq
@@ -25,6 +26,7 @@ from torchrun_controller.reconcile.admission.model import (
 
 GPU = "nvidia.com/gpu"
 START = datetime(2026, 1, 1, tzinfo=UTC)
+DAY = 86_400.0
 STOP_SECONDS = 30.0  # from a preemption to the end of the last pod
 
 Decide = Callable[[ClusterState, datetime], Decisions]
@@ -34,7 +36,8 @@ class Job(Struct, frozen=True, kw_only=True):
     """A job of a trace. `seconds` is its length at full size, all times are in seconds.
 
     `minimum` is the least number of nodes that it makes progress with. `resize` are the times after
-    its arrival at which its user asks for another number of nodes.
+    its arrival at which its user asks for another number of nodes. `saves_every` are the seconds
+    between its checkpoints, and `reports`: whether it reports them.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Job(Struct, frozen=True, kw_only=True):
     minimum: int | None = None
     resize: tuple[tuple[float, int], ...] = ()
     selector: dict[str, str] = {}
+    saves_every: float = 0.0
+    reports: bool = True
 
     @property
     def size(self) -> int:
@@ -88,8 +93,31 @@ class Gang:
         self.ran = 0.0  # seconds for its deadline
         self.pods_by_node: dict[str, int] = {}
         self.stopping = False
+        self.ran_since_start = 0.0  # seconds of the present gang
+        self.unsaved = 0.0  # node seconds since its last checkpoint
+        self.preempted: list[float] = []  # the time of each preemption
         self.started: float | None = None
         self.version = 0  # of its event "end"
+
+    @property
+    def seconds_unsaved(self) -> float:
+        """Seconds since the last checkpoint of the present gang, or its start."""
+        every = self.job.saves_every
+        return self.ran_since_start % every if every else 0.0
+
+    def run(self, pods: int, seconds: float) -> None:
+        """Make progress with this many pods, and save."""
+        before = self.seconds_unsaved
+        self.ran_since_start += seconds
+        after = self.seconds_unsaved
+        saved = after < before + seconds
+        self.unsaved = pods * after if saved else self.unsaved + pods * seconds
+
+    def lose(self) -> float:
+        """Lose the progress since the last checkpoint; the GPU seconds that it took."""
+        lost, self.unsaved = self.unsaved, 0.0
+        self.node_seconds_left += lost
+        return lost * self.job.gpus
 
     @property
     def pods(self) -> int:
@@ -118,6 +146,7 @@ class Simulation:
         self.waited: dict[str, float] = {}  # seconds from arrival to first progress
         self.ended: dict[str, float] = {}  # the time of each end
         self.preemptions = 0
+        self.lost = 0.0  # GPU seconds of preempted gangs
         self._jobs = {job.name: job for job in trace.jobs}
         self._decide = decide
         self._watch = watch
@@ -161,6 +190,7 @@ class Simulation:
             if pods := gang.pods:
                 gang.node_seconds_left -= pods * seconds
                 gang.ran += seconds
+                gang.run(pods, seconds)
         self.time = time
 
     def _happen(self, kind: str, name: str, number: int) -> None:
@@ -180,6 +210,7 @@ class Simulation:
         elif kind == "stopped":
             self._release(gang)
             gang.stopping = False
+            gang.ran_since_start = 0.0
             gang.workload = replace(gang.workload, admitted=0, preempted_for="", since=None)
         elif kind == "end" and number == gang.version:
             self._release(gang)
@@ -211,7 +242,7 @@ class Simulation:
                 one.nodes < self.gangs[one.uid].workload.admitted for one in decisions.grants
             )
             self._carry_out(decisions)
-            again = decisions.requeue_after is not None or smaller
+            again = decisions.requeue_after == 0 or smaller
         by_age = sorted(
             (gang for gang in self.gangs.values() if gang.workload.admitted and not gang.stopping),
             key=lambda gang: (gang.workload.since or START, gang.job.name),
@@ -243,6 +274,9 @@ class Simulation:
             seconds_left=seconds_left,
             pods_by_node=dict(gang.pods_by_node),
             running=gang.pods > 0,
+            ran_seconds=gang.ran_since_start,
+            unsaved_seconds=gang.seconds_unsaved if job.reports else None,
+            preemptions=sum(self.time - time < DAY for time in gang.preempted),
             nodes=pods if shrunk and not gang.stopping else workload.nodes,
         )
 
@@ -256,8 +290,11 @@ class Simulation:
         for one in decisions.preemptions:
             gang = self.gangs[one.uid]
             gang.workload = replace(gang.workload, preempted_for=one.for_uid)
+            lost = gang.lose()
             gang.stopping = True
+            gang.preempted.append(self.time)
             self.preemptions += 1
+            self.lost += lost
             self._push(self.time + STOP_SECONDS, "stopped", one.uid)
         for granted in decisions.grants:
             gang = self.gangs[granted.uid]

@@ -105,8 +105,13 @@ class Coordinator:
             preemptions=tuple(self.preemptions),
             pending=self.pending,
             queues=tuple(queue.summary() for queue in self.snapshot.queues),
-            requeue_after=0.0 if self.full else None,
+            requeue_after=0.0 if self.full else self._seconds_to_next_candidate(),
         )
+
+    def _seconds_to_next_candidate(self) -> float | None:
+        """Return when a gang that has just started may be preempted; None if nobody waits."""
+        seconds = (admitted.workload.protected_seconds for admitted in self.snapshot.admitted)
+        return min((each for each in seconds if each > 0), default=None) if self.pending else None
 
     def _admit_nominated(self) -> None:
         """Admit a nominated workload that fits; preempt for one that does not fit yet."""

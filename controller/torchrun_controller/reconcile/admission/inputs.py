@@ -1,7 +1,7 @@
 """Builds the ClusterState of a decision from jobs, queues and machines of the API."""
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from math import floor
 
 from msgspec import Struct
@@ -13,6 +13,7 @@ from torchrun_api.kinds.admission import Quota
 from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.quantity import QuantityError, parse
 from torchrun_api.kinds.queue import TorchrunQueue
+from torchrun_api.kinds.status import TorchrunJobStatus
 from torchrun_controller.reconcile.admission import nodes as node_rules
 from torchrun_controller.reconcile.admission.classify import Classification
 from torchrun_controller.reconcile.admission.model import (
@@ -22,8 +23,10 @@ from torchrun_controller.reconcile.admission.model import (
     RoundRobinState,
     Workload,
 )
-from torchrun_controller.reconcile.model.times import seconds_run
-from torchrun_controller.reconcile.spec.admission_status import takes_part
+from torchrun_controller.reconcile.model.times import running_since, seconds_run
+from torchrun_controller.reconcile.spec.admission_status import PREEMPTED, takes_part
+
+DAY = timedelta(days=1)
 
 
 class ClassifiedJob(Struct, frozen=True):
@@ -50,12 +53,17 @@ def cluster_state(
     queues = tuple(queues)
     taints = node_rules.find_taints(nodes or ())
     selectors = _TaintSelectors(taints)
+    protected = {
+        (queue.metadata.namespace, queue.metadata.name): queue.spec.quota.min_run_seconds
+        for queue in queues
+        if queue.spec.quota is not None
+    }
     return ClusterState(
         nodes=None
         if nodes is None
         else tuple(node_rules.node_capacity(node, taints, overhead) for node in nodes),
         queues=tuple(queue_input(queue) for queue in queues if takes_part(queue.spec)),
-        workloads=(*_with_gpus(orphans, queues), *_workloads(jobs, selectors, now)),
+        workloads=(*_with_gpus(orphans, queues), *_workloads(jobs, selectors, protected, now)),
         cohort_namespaces=tuple(sorted(cohort_namespaces)),
     )
 
@@ -126,8 +134,12 @@ def _limits(quota: Quota) -> QuotaLimits:
 
 
 def _workloads(
-    jobs: Iterable[ClassifiedJob], selectors: "_TaintSelectors", now: datetime
+    jobs: Iterable[ClassifiedJob],
+    selectors: "_TaintSelectors",
+    protected: Mapping[tuple[str, str], int],
+    now: datetime,
 ) -> Iterable[Workload]:
+    """Yield the workloads; `protected` is the minRunSeconds of queues by namespace and name."""
     for classified in jobs:
         workload, classification = classified.classification.workload, classified.classification
         if workload is None:
@@ -140,7 +152,35 @@ def _workloads(
                 classified.job.status, now
             )
             workload = replace(workload, seconds_left=max(seconds_left, 0.0))
+        if workload.admitted:
+            least = protected.get((workload.namespace, workload.queue), 0)
+            workload = _with_stakes(workload, classified.job.status, least, now)
         yield workload
+
+
+def _with_stakes(
+    workload: Workload, status: TorchrunJobStatus, least: int, now: datetime
+) -> Workload:
+    """Return the workload with what its preemption depends on; `least` is its minRunSeconds.
+
+    A checkpoint of an earlier gang counts from the start of the present one, which has loaded it.
+    """
+    since, checkpoint = running_since(status), status.last_checkpoint
+    ran = 0.0 if since is None else max((now - since).total_seconds(), 0.0)
+    unsaved = None
+    if checkpoint is not None:
+        unsaved = min(max((now - checkpoint.time).total_seconds(), 0.0), ran)
+    return replace(
+        workload,
+        ran_seconds=ran,
+        unsaved_seconds=unsaved,
+        saved_step=None if checkpoint is None else checkpoint.step,
+        preemptions=sum(
+            end.reason == PREEMPTED and end.end_time is not None and now - end.end_time < DAY
+            for end in status.attempts
+        ),
+        protected_seconds=0.0 if since is None else max(least - ran, 0.0),
+    )
 
 
 class _TaintSelectors:

@@ -11,7 +11,7 @@ from torchrun_controller.reconcile.admission.model import (
     Preemption,
 )
 from torchrun_controller.reconcile.admission.node_capacity import FreeCapacity
-from torchrun_controller.reconcile.admission.quota import RESOURCES
+from torchrun_controller.reconcile.admission.quota import RESOURCES, cost_of
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
     PendingWorkload,
@@ -120,19 +120,36 @@ def describe_latest_start(now: datetime, seconds: float) -> str:
 
 def explain_preemption(target: AdmittedWorkload, head: PendingWorkload) -> Preemption:
     """Return why a workload has to stop."""
+    lost = describe_loss(target)
     winner, queue = f"{head.workload.namespace}/{head.workload.name}", head.queue
     uid, for_uid = target.workload.uid, head.workload.uid
     if target.queue is queue:
         message = (
             f"Preempted for {winner}, whose priority {head.workload.priority} is higher than"
-            f" {target.workload.priority}."
+            f" {target.workload.priority}.{lost}"
         )
         return Preemption(uid=uid, for_uid=for_uid, reason="HigherPriority", message=message)
     message = (
         f"Preempted to return quota borrowed in cohort {queue.queue.cohort}: queue {queue.name}"
-        f" needs it for {winner}."
+        f" needs it for {winner}.{lost}"
     )
     return Preemption(uid=uid, for_uid=for_uid, reason="Reclaimed", message=message)
+
+
+def describe_loss(target: AdmittedWorkload) -> str:
+    """Return what a workload loses if it stops now, as a further sentence; "" if it has not run."""
+    workload = target.workload
+    ran, unsaved = workload.ran_seconds, workload.unsaved_seconds
+    seconds = ran if unsaved is None else unsaved
+    if not ran:
+        return ""
+    minutes = round(seconds * cost_of(target.usage) / 60)
+    unit = "GPU minute" if target.usage[1] else "node minute"
+    amount = f"about {minutes:,} {unit}s" if minutes > 1 else f"at most one {unit}"
+    if unsaved is None:
+        return f" It loses {amount}, unless it has saved a checkpoint: it reports none."
+    what = "since" if unsaved < ran else "since it resumed from"
+    return f" It loses {amount} {what} its checkpoint of step {workload.saved_step}."
 
 
 def _status(

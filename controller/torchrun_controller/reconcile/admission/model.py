@@ -101,6 +101,12 @@ class Workload(Struct, frozen=True, kw_only=True):
     its deadline, at least 0, None without one. `preempted_for` is the UID in its Preemption while
     that lasts. `nominated` repeats the last PendingStatus.nominated.
 
+    Of a gang that runs: `ran_seconds` is how long it has run, `unsaved_seconds` how long since its
+    last checkpoint, None for a job that reports none, and `saved_step` the step of that checkpoint.
+    All three are claims of the job or depend on one, so they only choose among jobs of one
+    priority. `preemptions` are those within a day, and `protected_seconds` is for how long the gang
+    may not be preempted, by `minRunSeconds` of its queue.
+
     `is_deleted`: the job is deleted, so its pods cannot be preempted. `is_fixed`: its status cannot
     be written at present, so it is not preempted.
 
@@ -127,6 +133,11 @@ class Workload(Struct, frozen=True, kw_only=True):
     since: datetime | None = None
     seconds_left: float | None = None
     running: bool = False
+    ran_seconds: float = 0.0
+    unsaved_seconds: float | None = None
+    saved_step: int | None = None
+    preemptions: int = 0
+    protected_seconds: float = 0.0
     preempted_for: str = ""
     nominated: bool = False
     is_deleted: bool = False

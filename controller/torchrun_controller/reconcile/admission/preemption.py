@@ -1,7 +1,8 @@
 """Selects the workloads to preempt so that a head fits: as few as needed.
 
-Within a queue, the lowest priority is preempted first, then the youngest. Priorities of different
-queues are not compared, as the users of each queue set them: there, the youngest comes first.
+Within a queue, the lowest priority is preempted first. Priorities of different queues are not
+compared, as the users of each queue set them. Among equals, the workload that loses least comes
+first, see `Losses`; those that were preempted again and again come last.
 
 Candidates are workloads of lower priority in the head's own queue. If the head stays within its
 queue's own quota, workloads of queues that borrow what it lacks are candidates too, as long as they
@@ -11,15 +12,22 @@ new is preempted for the machines that they free.
 """
 
 import heapq
+import statistics
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from torchrun_controller.reconcile.admission.node_capacity import Placement
+from torchrun_controller.reconcile.admission.quota import cost_of
 from torchrun_controller.reconcile.admission.reservation import Reservations
 from torchrun_controller.reconcile.admission.snapshot import (
     AdmittedWorkload,
     PendingWorkload,
     Snapshot,
 )
+
+Order: TypeAlias = tuple[bool, float, float, str]
+# Preemptions within a day after which others come first.
+ENOUGH_PREEMPTIONS = 2
 
 
 class PreemptionPlan:
@@ -113,7 +121,8 @@ class _Search:
         lower_priority = [
             admitted for admitted in queue.admitted if admitted.workload.priority < priority
         ]
-        for admitted in sorted(lower_priority, key=preemption_order):
+        losses = Losses(lower_priority)
+        for admitted in sorted(lower_priority, key=losses.order_in_queue):
             if self._is_useful(admitted, any_node):
                 yield admitted
 
@@ -135,9 +144,11 @@ class _Search:
         """Yield workloads of the other queues of the cohort, each queue in preemption order."""
         queue = self.head.queue
         queues = [q for q in self.snapshot.queues if q.quota.cohort is queue.quota.cohort]
-        ordered = [sorted(q.admitted, key=preemption_order) for q in queues if q is not queue]
+        others = [q.admitted for q in queues if q is not queue]
+        losses = Losses([admitted for workloads in others for admitted in workloads])
+        ordered = [sorted(workloads, key=losses.order_in_queue) for workloads in others]
         # Compares the first workload of each queue only, so that each queue keeps its order.
-        return heapq.merge(*ordered, key=youngest_first)
+        return heapq.merge(*ordered, key=losses.order)
 
     def _is_useful(self, admitted: AdmittedWorkload, any_node: bool) -> bool:
         members = self.head.shape.pool.members
@@ -151,11 +162,30 @@ def _borrows(admitted: AdmittedWorkload, resources: Iterable[int]) -> bool:
     return not admitted.queue.quota.borrowed().isdisjoint(resources)
 
 
-def preemption_order(admitted: AdmittedWorkload) -> tuple[int, float, str]:
-    """Return the sort key within a queue: lowest priority, then youngest."""
-    return admitted.workload.priority, *youngest_first(admitted)
+class Losses:
+    """What workloads lose if they stop now, and the order in which they are preempted.
 
+    A workload loses its GPU seconds since its last checkpoint, or node seconds without GPUs. One
+    that reports no checkpoint counts from its start, but no longer than the median of all: else
+    those that report none would be spared.
+    """
 
-def youngest_first(admitted: AdmittedWorkload) -> tuple[float, str]:
-    """Return the sort key between queues."""
-    return -admitted.since, admitted.workload.uid
+    def __init__(self, candidates: list[AdmittedWorkload]) -> None:
+        ran = [admitted.workload.ran_seconds for admitted in candidates]
+        self._median = statistics.median(ran) if ran else 0.0
+
+    def order_in_queue(self, admitted: AdmittedWorkload) -> tuple[int, Order]:
+        """Return the sort key within a queue: lowest priority, then as between queues."""
+        return admitted.workload.priority, self.order(admitted)
+
+    def order(self, admitted: AdmittedWorkload) -> Order:
+        """Return the sort key between queues: the least loss, then the youngest."""
+        workload = admitted.workload
+        has_had_enough = workload.preemptions >= ENOUGH_PREEMPTIONS
+        return has_had_enough, self._of(admitted), -admitted.since, workload.uid
+
+    def _of(self, admitted: AdmittedWorkload) -> float:
+        workload, seconds = admitted.workload, admitted.workload.unsaved_seconds
+        if seconds is None:
+            seconds = min(workload.ran_seconds, self._median)
+        return seconds * cost_of(admitted.usage)

@@ -83,7 +83,8 @@ class AdmittedWorkload:
     @property
     def gives_way(self) -> bool:
         """Whether a decision may preempt the workload."""
-        return not (self.workload.is_deleted or self.workload.is_fixed)
+        workload = self.workload
+        return not (workload.is_deleted or workload.is_fixed or workload.protected_seconds > 0)
 
     @property
     def end_order(self) -> tuple[float, float, str]:

@@ -1,5 +1,7 @@
 """How a job becomes a request of the coordinator, and a decision its status."""
 
+from datetime import timedelta
+
 import pytest
 from msgspec.structs import replace
 
@@ -8,11 +10,13 @@ from torchrun_api.kinds.admission import Admission
 from torchrun_api.kinds.job import JobNodeResources
 from torchrun_api.kinds.meta import Condition
 from torchrun_api.kinds.shared import PodTemplate
+from torchrun_api.kinds.status import Attempt, Checkpoint
 from torchrun_controller.reconcile.admission.classify import Classification, classify_job
 from torchrun_controller.reconcile.admission.coordinator import admit
 from torchrun_controller.reconcile.admission.inputs import ClassifiedJob, cluster_state
 from torchrun_controller.reconcile.admission.model import (
     Grant,
+    Workload,
 )
 from torchrun_controller.reconcile.admission.statuses import (
     JobUpdates,
@@ -28,7 +32,7 @@ from unit.reconcile.admission.classifying import (
     pending,
     status_update,
 )
-from world import START, make_queue
+from world import START, World, make_queue
 
 GPU = "nvidia.com/gpu"
 
@@ -206,6 +210,58 @@ def test_the_state_of_all(known, passed, left):
     assert [request.uid for request in state.workloads] == ["gone", "uid-train"]
     assert state.workloads[1].seconds_left == left
     assert (state.nodes is not None) is known
+
+
+def stakes(world: World) -> Workload:
+    """The workload of this job of a queue that protects gangs for ten minutes."""
+    queue = make_queue(quota={"nodes": 9, "minRunSeconds": 600})
+    entry = ClassifiedJob(world.job, classify_world(world))
+    (workload,) = cluster_state([queue], [entry], (), None, world.now).workloads
+    return workload
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "unsaved"),
+    [
+        pytest.param(None, None, id="none is reported"),
+        pytest.param(100, 200, id="of this gang"),
+        pytest.param(-500, 300, id="of an earlier gang: since its start"),
+        pytest.param(400, 0, id="by a clock that is ahead"),
+    ],
+)
+def test_what_is_lost_counts_from_the_last_checkpoint(saved_at, unsaved):
+    world = running(numNodes=2)
+    started = world.now
+    if saved_at is not None:
+        time = started + timedelta(seconds=saved_at)
+        saved = Checkpoint(step=1200, path="/c/1200", time=time)
+        world.job = replace(world.job, status=replace(world.job.status, last_checkpoint=saved))
+    world.pass_time(seconds=300)
+    workload = stakes(world)
+    assert (workload.ran_seconds, workload.unsaved_seconds) == (300, unsaved)
+    assert workload.saved_step == (None if saved_at is None else 1200)
+    assert workload.protected_seconds == 300
+    world.pass_time(seconds=400)
+    assert stakes(world).protected_seconds == 0
+
+
+def test_preemptions_count_for_a_day():
+    world = running(numNodes=2)
+    for hours, reason in ((1, "Preempted"), (23, "Preempted"), (25, "Preempted"), (2, "Exception")):
+        end = Attempt(number=hours, reason=reason, end_time=world.now - timedelta(hours=hours))
+        attempts = (*world.job.status.attempts, end)
+        world.job = replace(world.job, status=replace(world.job.status, attempts=attempts))
+    assert stakes(world).preemptions == 2
+
+
+def test_a_gang_that_does_not_run_yet_loses_nothing_and_is_not_protected():
+    world = submitted()
+    world.admit(2)
+    world.settle()
+    world.pass_time(seconds=300)
+    workload = stakes(world)
+    assert workload.admitted == 2
+    assert (workload.ran_seconds, workload.protected_seconds) == (0, 0)
 
 
 def test_when_one_of_thousands_is_admitted_few_statuses_change():

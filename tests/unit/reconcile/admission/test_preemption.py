@@ -1,5 +1,8 @@
 """Which jobs are preempted for which, and who gets the freed nodes."""
 
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
 from queueing import admitted, admitted_workload, decide, nodes, queue, request
@@ -201,3 +204,97 @@ def test_a_nominated_job_looks_for_others_if_its_victim_is_deleted():
     decisions = decide(nodes(2), [queue("a")], deleted, low, vip)
     assert preempted(decisions) == [("low", "vip")]
     assert decisions.pending["vip"].nominated
+
+
+HOUR = 3600.0
+
+
+def ran(hours: float, unsaved: float | None = None, **fields: Any) -> dict[str, Any]:
+    """A gang that ran for so many hours, and has saved a checkpoint `unsaved` hours ago."""
+    seconds = None if unsaved is None else unsaved * HOUR
+    return {"ran_seconds": hours * HOUR, "unsaved_seconds": seconds, "running": True, **fields}
+
+
+# Jobs of one priority, the youngest last, and who is preempted for a job that needs one node.
+@pytest.mark.parametrize(
+    ("running", "victim"),
+    [
+        pytest.param({"a": ran(3, 0.5), "b": ran(2, 0.1), "c": ran(1, 0.9)}, "b", id="checkpoint"),
+        pytest.param({"a": ran(9), "b": ran(8), "c": ran(1, 0.9)}, "c", id="others report none"),
+        pytest.param({"a": ran(3), "b": ran(2), "c": ran(1)}, "c", id="none reports"),
+        pytest.param({"a": ran(8), "b": ran(3, 2.9), "c": ran(2, 1.9)}, "c", id="median 3 h"),
+        pytest.param({"a": ran(8), "b": ran(3, 3.0), "c": ran(9, 4.0)}, "b", id="the median"),
+        pytest.param({"a": ran(9, 0.5), "b": ran(0), "c": ran(1, 0.1)}, "b", id="does not run"),
+        pytest.param({"a": ran(1, 0.2), "b": ran(1, 0.2)}, "b", id="as much: the youngest"),
+        pytest.param(
+            {"a": ran(3, 0.1, preemptions=2), "b": ran(2, 0.9), "c": ran(1, 1)}, "b", id="twice"
+        ),
+        pytest.param({"a": ran(3, 0.1, preemptions=1), "b": ran(2, 0.9)}, "a", id="once"),
+        pytest.param({"a": ran(3, 0.1, preemptions=9)}, "a", id="nobody else"),
+        pytest.param({"a": ran(3, 0.0, priority=1), "b": ran(2, 2.0)}, "b", id="a priority counts"),
+        pytest.param(
+            {"a": ran(3, 0.0, protected_seconds=60.0), "b": ran(2, 2.0)}, "b", id="minRunSeconds"
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_reclaim", [False, True])
+def test_who_loses_least_is_preempted(
+    running: dict[str, dict[str, Any]], victim: str, is_reclaim: bool
+):
+    if is_reclaim:
+        spare = 8 * (len(running) - 1)
+        queues = [
+            queue("a", quota={"gpus": spare}, cohort="c"),
+            queue("b", quota={"gpus": 8}, cohort="c"),
+        ]
+    else:
+        queues = [queue("a")]
+    head = request("vip", "b" if is_reclaim else "a", priority=9)
+    jobs = [
+        admitted_workload(name, "a", admitted_for=900 - number, **fields)
+        for number, (name, fields) in enumerate(running.items())
+    ]
+    decisions = decide(nodes(len(jobs)), queues, *jobs, head)
+    assert preempted(decisions) == [(victim, "vip")]
+
+
+def test_the_loss_counts_all_gpus():
+    running = [
+        admitted_workload("large", "a", 4, **ran(1, 0.2)),
+        admitted_workload("small", "a", 1, **ran(1, 0.5)),
+    ]
+    decisions = decide(nodes(5), [queue("a")], *running, request("vip", "a", priority=9))
+    assert preempted(decisions) == [("small", "vip")]
+
+
+@pytest.mark.parametrize("is_pending", [True, False])
+def test_a_gang_that_has_just_started_is_looked_at_again(is_pending: bool):
+    running = [
+        admitted_workload("a", "a", protected_seconds=50.0, **ran(1)),
+        admitted_workload("b", "a", protected_seconds=20.0, **ran(2)),
+    ]
+    heads = [request("vip", "a", priority=9)] if is_pending else []
+    decisions = decide(nodes(2), [queue("a")], *running, *heads)
+    assert preempted(decisions) == []
+    assert decisions.requeue_after == (20.0 if is_pending else None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus", "loss"),
+    [
+        (ran(2, 0.025, saved_step=1200), 8, " It loses about 12 GPU minutes since its checkpoint of step 1200."),
+        (ran(2, 2, saved_step=1200), 8, " It loses about 960 GPU minutes since it resumed from its checkpoint of step 1200."),
+        (ran(2, 0.0, saved_step=7), 8, " It loses at most one GPU minute since its checkpoint of step 7."),
+        (ran(2), 8, " It loses about 960 GPU minutes, unless it has saved a checkpoint: it reports none."),
+        (ran(2), 0, " It loses about 120 node minutes, unless it has saved a checkpoint: it reports none."),
+        (ran(0), 8, ""),
+    ],
+)  # fmt: skip
+def test_the_message_says_what_is_lost(fields: dict[str, Any], gpus: int, loss: str):
+    vip = request("vip", "a", gpus=gpus, priority=9)
+    low = admitted_workload("low", "a", gpus=gpus, **fields)
+    decisions = decide(nodes(1), [queue("a", quota={"jobs": 1})], low, vip)
+    (preemption,) = decisions.preemptions
+    assert preemption.message == (
+        f"Preempted for team/vip, whose priority 9 is higher than 0.{loss}"
+    )
