@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec import field
 
+from torchrun_api.json import JsonObject
 from torchrun_api.kinds.meta import ChildMeta, Condition, ConditionStatus, Wire
 
 PodPhase = Literal["", "Pending", "Running", "Succeeded", "Failed", "Unknown"]
@@ -116,8 +117,9 @@ class JobVolume(Wire, frozen=True, kw_only=True):
 
 
 class JobTemplateSpec(PodRequests, frozen=True, kw_only=True):
-    """What the pods of a Job mount and request."""
+    """What the pods of a Job mount, request and tolerate."""
 
+    tolerations: tuple[JsonObject, ...] = ()
     volumes: tuple[JobVolume, ...] = ()
 
 

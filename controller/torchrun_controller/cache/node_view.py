@@ -116,9 +116,14 @@ class NodeView:
             listener(change)
 
 
-def node_facts(node: Node | None) -> tuple[str, bool] | None:
-    """Return what decides over a gang: the Ready status, and the out-of-service taint."""
+def node_facts(node: Node | None) -> tuple[str, bool, str] | None:
+    """Return what decides over a gang: the Ready status, out-of-service, and a leaving taint."""
     if node is None:
         return None
     ready = nodes.ready_condition(node)
-    return ready.status if ready is not None else "", nodes.is_out_of_service(node)
+    leaving = nodes.find_leaving_taint(node)
+    return (
+        ready.status if ready is not None else "",
+        nodes.is_out_of_service(node),
+        leaving.key if leaving is not None else "",
+    )

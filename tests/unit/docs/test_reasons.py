@@ -30,13 +30,13 @@ ErrImagePull Error Exists FailedAttachVolume FailedCreate FailedMount
 FallbackToLogsOnError False Finished FullSize Gone IfNotPresent ImageInspectError
 ImagePullBackOff In Indexed Ingress InvalidImageName IsTruncated Job KaiQueueReady Key KeyboardInterrupt Lost
 MainProcess
-InPlace Libfabric Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
+InPlace Karpenter Libfabric Memory Message Never NextContinuationToken NoExecute NoSchedule NoSuchBucket Node None Normal
 NotIn NotYetSupported OnFailure OnRootMismatch PersistentVolumeClaim Pod
 PodGroup PodGroupInitiallyScheduled PodGroupScheduled PodInitializing PodReadyToStartContainers
 PodScheduled QueueReady QuotaReserved ReadOnlyMany ReadWriteMany ReadWriteOnce
 ReadWriteOncePod Secret StorageReady
 Refused RegistryUnavailable RequestTimeTooSkewed Resumed Running RuntimeDefault Scheduled Server
-Service SigCgt SigIgn Size SlowNetwork Socket Succeeded SuccessCriteriaMet TemplateValid True Unknown UnschedulableOnNodePool Updating
+Service SigCgt SigIgn Size SlowNetwork Socket Succeeded SuccessCriteriaMet TemplateValid ToBeDeletedByClusterAutoscaler True Unknown UnschedulableOnNodePool Updating
 Warning Workload WorkspaceReady WritesAccepted Written
 """
 NO_REASONS = frozenset(OTHER_WORDS.split())

@@ -13,12 +13,11 @@ from torchrun_api.json import JsonObject
 from torchrun_api.kinds import core
 from torchrun_api.kinds.quantity import QuantityError, parse
 from torchrun_controller.reconcile.admission.model import NodeCapacity
-from torchrun_controller.reconcile.pods.nodes import ready_condition
+from torchrun_controller.reconcile.pods.nodes import REPELS, ready_condition, tolerates
 
 # Kubernetes' own taints say that the machine takes no pods (kubernetes.io, "Taints and
 # Tolerations").
 LIFECYCLE = "node.kubernetes.io/"
-REPELS = frozenset({"NoSchedule", "NoExecute"})
 NO_OVERHEAD: Mapping[str, int] = MappingProxyType({})
 ABSENT, PRESENT = "absent", "present"
 
@@ -86,20 +85,8 @@ def taint_selector(
     return {
         label_of(taint): ABSENT
         for taint in taints
-        if taint.key not in requested_devices and not any(_tolerates(t, taint) for t in tolerations)
+        if taint.key not in requested_devices and not any(tolerates(t, taint) for t in tolerations)
     }
-
-
-def _tolerates(toleration: JsonObject, taint: core.Taint) -> bool:
-    """As in k8s.io/api/core/v1 (toleration.go)."""
-    effect, key = toleration.get("effect"), toleration.get("key")
-    if effect and effect != taint.effect:
-        return False
-    if key and key != taint.key:
-        return False
-    if toleration.get("operator") == "Exists":
-        return True
-    return bool(key) and (toleration.get("value") or "") == taint.value
 
 
 def _amounts(allocatable: dict[str, str]) -> dict[str, int]:

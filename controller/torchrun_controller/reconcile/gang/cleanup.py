@@ -11,7 +11,7 @@ from torchrun_api.kinds.resources import PODS
 from torchrun_api.kinds.status import UnfencedWorker
 from torchrun_controller.reconcile.gang.fence import has_unrecorded
 from torchrun_controller.reconcile.gang.gang import (
-    RESIZES,
+    REPLACEMENTS,
     is_complete,
     is_recorded,
     unrecorded_ends,
@@ -81,11 +81,11 @@ def end_survivors(
 
 def end_stale_pods(job: TorchrunJob, gang: ObservedGang) -> tuple[Delete, ...]:
     """Delete pods of finished gangs that a controller has left running when it died."""
-    replaced_jobs = resized_jobs(job, gang)
+    replaced = replaced_jobs(job, gang)
     older_jobs = [
         child
         for child in gang.child_jobs[:-1]
-        if not child.metadata.terminating and child not in replaced_jobs
+        if not child.metadata.terminating and child not in replaced
     ]
     attempts = {attempt_of(child) for child in older_jobs}
     workers_jobs = (child for child in gang.worker_jobs if attempt_of(child) in attempts)
@@ -98,8 +98,8 @@ def end_stale_pods(job: TorchrunJob, gang: ObservedGang) -> tuple[Delete, ...]:
     return end_pods(tuple(pods), SURVIVOR_GRACE)
 
 
-def resized_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
-    """Return Jobs that a resize replaced, and that a controller has left when it died."""
+def replaced_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
+    """Return Jobs of gangs that were replaced while they ran, left by a controller that died."""
     recorded_ends = whole_attempts(job.status.attempts)
     ends = (*recorded_ends, *(unrecorded_ends(job, gang) if gang.child_jobs else ()))
     reasons = {end.number: end.reason for end in ends}
@@ -107,17 +107,17 @@ def resized_jobs(job: TorchrunJob, gang: ObservedGang) -> tuple[Job, ...]:
     return tuple(
         child
         for child in older_jobs
-        if reasons.get(attempt_of(child)) in RESIZES and not is_complete(child)
+        if reasons.get(attempt_of(child)) in REPLACEMENTS and not is_complete(child)
     )
 
 
-def delete_resized_jobs(
+def delete_replaced_jobs(
     job: TorchrunJob, gang: ObservedGang, deletes: tuple[Delete, ...] = ()
 ) -> tuple[Delete, ...]:
-    """Delete Jobs that a resize replaced, unless in `deletes`."""
+    """Delete Jobs of gangs that were replaced while they ran, unless in `deletes`."""
     uids = {delete.uid for delete in deletes}
     return tuple(
-        delete_job(child) for child in resized_jobs(job, gang) if child.metadata.uid not in uids
+        delete_job(child) for child in replaced_jobs(job, gang) if child.metadata.uid not in uids
     )
 
 

@@ -11,6 +11,7 @@ from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.resources import JOBS
 from torchrun_api.kinds.status import Attempt, LastFailure
 from torchrun_controller.reconcile.gang import fence, headway
+from torchrun_controller.reconcile.gang.departure import MACHINE_LEAVING
 from torchrun_controller.reconcile.gang.failures import CreationCause
 from torchrun_controller.reconcile.gang.restarts import Counts
 from torchrun_controller.reconcile.model.conditions import Reason, find_true
@@ -38,6 +39,8 @@ from torchrun_controller.reconcile.workspace.reload import annotate_template
 # Ends of a gang that is replaced by one of another size.
 BY_THE_USER, SHRINKING = "Resizing", "Shrinking"
 RESIZES = frozenset({BY_THE_USER, SHRINKING})
+# Ends of a gang that runs and is replaced.
+REPLACEMENTS = RESIZES | {MACHINE_LEAVING}
 AVOIDANCE_WEIGHT = 100
 
 

@@ -21,6 +21,7 @@ from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.reliability import FailureRule
 from torchrun_api.kinds.status import Attempt, LastFailure, TorchrunJobStatus
 from torchrun_api.names import MOST_GANGS
+from torchrun_controller.reconcile.gang.departure import MACHINE_LEAVING
 from torchrun_controller.reconcile.gang.failures import PYTHON_MISSING, Failure, read_restarts
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, sentence
@@ -37,6 +38,8 @@ EARLY = timedelta(minutes=10)  # running time below which a failure is early
 # Ends that a user, the queue or a change of the size asks for.
 START_TIMEOUT = "StartTimeout"
 INTENDED_ENDS = frozenset({"Suspended", "Preempted", "Resizing", "Shrinking", START_TIMEOUT})
+# No back-off follows: nothing of the job has failed.
+PLANNED_ENDS = INTENDED_ENDS | {MACHINE_LEAVING}
 # Earlier times come from a broken clock. A start before the year 1 cannot be computed.
 _EARLIEST_YEAR = 2000
 _MESSAGE_CHARACTERS = 1024
@@ -150,13 +153,13 @@ def restart_delay(earlier_attempts: tuple[Attempt, ...], end: Attempt) -> timede
 
     Early failures in a row count. A gang that lasted resets them; an end by the user is not one.
     """
-    if end.reason in INTENDED_ENDS or _lasted(end):
+    if end.reason in PLANNED_ENDS or _lasted(end):
         return timedelta()
     early_failures = 0
     for attempt in reversed(earlier_attempts):
         if _lasted(attempt):
             break
-        early_failures += attempt.reason not in INTENDED_ENDS
+        early_failures += attempt.reason not in PLANNED_ENDS
     if early_failures == 0:
         return timedelta()
     doublings = min(early_failures - 1, 10)

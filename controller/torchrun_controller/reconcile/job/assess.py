@@ -17,7 +17,7 @@ from torchrun_api.kinds.status import (
 )
 from torchrun_api.kinds.unsupported import etcd_without_endpoint
 from torchrun_api.names import MOST_GANGS
-from torchrun_controller.reconcile.gang import cleanup, elastic, fence, gang, headway
+from torchrun_controller.reconcile.gang import cleanup, departure, elastic, fence, gang, headway
 from torchrun_controller.reconcile.gang.elastic import GangSize, Outlook
 from torchrun_controller.reconcile.gang.failures import Failure, choose_cause
 from torchrun_controller.reconcile.gang.gang import roles_of
@@ -130,9 +130,9 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
     preparation: Preparation | None = None
 
     @property
-    def is_resize(self) -> bool:
-        """Whether the last gang ends only because the next one has another size."""
-        return self.cause is not None and self.cause.reason in gang.RESIZES
+    def is_replacement(self) -> bool:
+        """Whether the last gang has not failed: the next one has another size, or machines."""
+        return self.cause is not None and self.cause.reason in gang.REPLACEMENTS
 
 
 class Assessment(Struct, frozen=True, kw_only=True):
@@ -359,22 +359,30 @@ def _find_end(
         return _end_by_policy(job, policy, state.why, state.failure, end, history)
     if state.failure is not None and end is not None:
         cause = job.status.last_failure
-        if end.reason not in gang.RESIZES:
+        if end.reason not in gang.REPLACEMENTS:
             cause = choose_cause(cause, state.failure.details)
         history = replace(history, ends=(*history.ends, end), failure=cause)
         return GangEnd(why=state.why, fails_job=False, attempt=end, history=history)
 
-    if end is None or end.reason not in gang.RESIZES:
+    if end is None or end.reason not in gang.REPLACEMENTS:
         stagnation = _find_stagnation_in_place(observed, now, policy, state, history)
         if stagnation is not None:
             end = gang.record_end(
                 job, observed_gang, stagnation, now, ran_until=ran_until, counted=False
             )
             return GangEnd(why=stagnation, fails_job=True, attempt=end, history=history)
-        if outlook.why is None:
+        leaving = None
+        if outlook.why is None and not policy.never_restart and _is_going_on(state):
+            leaving = departure.find_departure(observed)
+        replacement = outlook.why if leaving is None else leaving.why
+        if replacement is None:
             return None
+        machine = ""
+        if leaving is not None:
+            machine = leaving.machine
+            history = replace(history, counts=history.counts.after(FailureAction.IGNORE))
         end = gang.record_end(
-            job, observed_gang, outlook.why, now, ran_until=ran_until, counted=False
+            job, observed_gang, replacement, now, ran_until=ran_until, counted=False, node=machine
         )
     return GangEnd(
         why=Reason(end.reason, end.message),
@@ -382,6 +390,11 @@ def _find_end(
         attempt=end,
         history=replace(history, ends=(*history.ends, end)),
     )
+
+
+def _is_going_on(state: GangState) -> bool:
+    """Whether the pods of the gang run, or start."""
+    return state.state in (State.GANG_STARTING, State.GANG_RUNNING)
 
 
 def _find_stagnation_in_place(

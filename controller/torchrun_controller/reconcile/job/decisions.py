@@ -125,11 +125,11 @@ def decide_on_next(
 ) -> Decision:
     """Return the decision on a next attempt that waits, while the last gang ends.
 
-    The status has the reason of a resize before the gang is deleted: else it counts as a failure.
+    The status has the reason of a replacement before the gang is deleted: else it is a failure.
     """
     next_attempt = assessment.next_attempt
     assert next_attempt is not None
-    if next_attempt.is_resize:
+    if next_attempt.is_replacement:
         writes = replace(writes, status_before_deletes=True)
     return decide(
         assessment,

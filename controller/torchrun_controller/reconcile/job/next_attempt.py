@@ -331,7 +331,7 @@ def _why_created(
     if next_attempt.cause is None:
         # Use the message that the next reconcile would write, to save a status update.
         return Reason(STARTING, f"{pods_are(0, spec.size.nodes)} running.")
-    if next_attempt.is_resize:
+    if next_attempt.is_replacement:
         return Reason(next_attempt.cause.reason, next_attempt.cause.message)
     elsewhere = f", preferably not on {', '.join(avoided_nodes)}" if avoided_nodes else ""
     cause = sentence(next_attempt.cause.message)

@@ -32,9 +32,9 @@ from torchrun_controller.reconcile.schedulers import groups
 Leftovers: TypeAlias = Callable[[Observed, DecisionWrites], tuple[Delete, ...]]
 
 
-def resized_jobs(observed: Observed, writes: DecisionWrites) -> tuple[Delete, ...]:
-    """Delete the Jobs that a resize has replaced."""
-    return cleanup.delete_resized_jobs(observed.job, observed.gang, writes.deletes)
+def replaced_jobs(observed: Observed, writes: DecisionWrites) -> tuple[Delete, ...]:
+    """Delete the Jobs of gangs that were replaced while they ran."""
+    return cleanup.delete_replaced_jobs(observed.job, observed.gang, writes.deletes)
 
 
 def unused_groups(observed: Observed, writes: DecisionWrites) -> tuple[Delete, ...]:
@@ -49,7 +49,7 @@ def headless_jobs(observed: Observed, _: DecisionWrites) -> tuple[Delete, ...]:
 
 # What earlier gangs may have left behind, whatever the step decides: a controller may have died
 # before it could delete them.
-LEFTOVERS: tuple[Leftovers, ...] = (resized_jobs, unused_groups, headless_jobs)
+LEFTOVERS: tuple[Leftovers, ...] = (replaced_jobs, unused_groups, headless_jobs)
 
 
 def build_plan(

@@ -17,7 +17,8 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from torchrun_api.kinds.core import Node, NodeCondition, Pod
+from torchrun_api.json import JsonObject
+from torchrun_api.kinds.core import Node, NodeCondition, Pod, Taint
 from torchrun_controller.reconcile.model.conditions import find_condition
 from torchrun_controller.reconcile.pods.lifecycle import PodState, state_of
 
@@ -33,6 +34,29 @@ STILL = datetime.max.replace(tzinfo=UTC)
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 # An administrator sets it: the machine is off (kubernetes.io, "Non-graceful node shutdown").
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+# Taints that keep new pods away.
+REPELS = frozenset({"NoSchedule", "NoExecute"})
+# Taints of machines that are about to leave, and who sets them. Not among them are taints of a
+# mere risk or candidate (aws-node-termination-handler/rebalance-recommendation,
+# DeletionCandidateOfClusterAutoscaler) and a cordon: administrators cordon to look at a machine.
+LEAVING_TAINTS = {
+    # https://cloud.google.com/kubernetes-engine/docs/concepts/handle-disruption-gpu-tpu
+    # The key is in the arguments of GKE's maintenance-handler, and in kubernetes-mixin
+    # (kubeNodeUnreachableIgnoreKeys).
+    "cloud.google.com/impending-node-termination": "GKE",
+    # https://github.com/aws/aws-node-termination-handler, pkg/node/node.go
+    "aws-node-termination-handler/spot-itn": "the AWS node termination handler",
+    "aws-node-termination-handler/scheduled-maintenance": "the AWS node termination handler",
+    "aws-node-termination-handler/asg-lifecycle-termination": "the AWS node termination handler",
+    # https://learn.microsoft.com/azure/aks/node-auto-drain; formerly the second key
+    "remediator.kubernetes.azure.com/unschedulable": "AKS",
+    "remediator.aks.microsoft.com/unschedulable": "AKS",
+    # https://karpenter.sh/docs/concepts/disruption/; the second key before 1.0
+    "karpenter.sh/disrupted": "Karpenter",
+    "karpenter.sh/disruption": "Karpenter",
+    # https://github.com/kubernetes/autoscaler, cluster-autoscaler/utils/taints
+    "ToBeDeletedByClusterAutoscaler": "the cluster autoscaler",
+}
 # Seconds. The permission to read Nodes may be missing: no change of a machine wakes the job then.
 NODES_RETRY = 10.0
 NOT_READ = "NodesNotRead"
@@ -225,6 +249,33 @@ def is_ready(node: Node) -> bool:
     """Whether the kubelet is not silent and the machine is not out of service."""
     ready = ready_condition(node)
     return (ready is None or ready.status == "True") and not is_out_of_service(node)
+
+
+def tolerates(toleration: JsonObject, taint: Taint) -> bool:
+    """Whether a pod with the toleration may run there, as in k8s.io/api/core/v1 (toleration.go)."""
+    effect, key = toleration.get("effect"), toleration.get("key")
+    if effect and effect != taint.effect:
+        return False
+    if key and key != taint.key:
+        return False
+    if toleration.get("operator") == "Exists":
+        return True
+    return bool(key) and (toleration.get("value") or "") == taint.value
+
+
+def find_leaving_taint(node: Node) -> Taint | None:
+    """Return the taint of a machine that is about to leave and takes no new pods; None for none.
+
+    Karpenter and, by default, the cluster autoscaler set the taint alone, without a cordon.
+    """
+    return next(
+        (
+            taint
+            for taint in node.spec.taints
+            if taint.key in LEAVING_TAINTS and (node.spec.unschedulable or taint.effect in REPELS)
+        ),
+        None,
+    )
 
 
 def is_out_of_service(node: Node) -> bool:
