@@ -114,6 +114,11 @@ class Nodes(Actor):
         """Cordon or uncordon a node."""
         self._patch(name, {"spec": {"unschedulable": closed}})
 
+    def announce_end(self, name: str) -> None:
+        """A termination handler cordons a machine that leaves, and taints it."""
+        taint = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}
+        self._patch(name, {"spec": {"unschedulable": True, "taints": [taint]}})
+
     def _ready(self, status: str) -> Body:
         return {"type": "Ready", "status": status, "lastTransitionTime": self.time()}
 

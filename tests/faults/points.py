@@ -14,6 +14,7 @@ POINTS = {
     "node off": 106,
     "mass silence": 76,
     "evicted": 126,
+    "machine leaves": 98,
     "fence": 112,
     "suspended": 144,
     "elastic": 167,

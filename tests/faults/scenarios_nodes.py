@@ -65,6 +65,15 @@ async def evicted(world: Simulation) -> None:
     await world.reaches("Succeeded", attempt=1, disruptions=1)
 
 
+async def machine_leaves(world: Simulation) -> None:
+    """A cloud announces that a machine leaves. The gang stops as a whole, and starts elsewhere."""
+    world.make_queue()
+    world.submit()
+    await world.reaches("Running")
+    world.nodes.announce_end("node-1")
+    await world.reaches("Succeeded", attempt=1, disruptions=1)
+
+
 async def fence(world: Simulation) -> None:
     """With a workspace, launchers fence the worker on a lost machine themselves."""
     world.make_queue()
@@ -136,6 +145,7 @@ SCENARIOS = (
     # The gang may end before a late watch shows that the machines are back.
     Scenario("mass silence", mass_silence, well, varies=("unfenced",)),
     Scenario("evicted", evicted, first_gang_stays, replicas=2),
+    Scenario("machine leaves", machine_leaves, first_gang_stays),
     Scenario("fence", fence, first_gang_stays),
     # The attempt ends before its Job resumes, which deletes the Job, or after that. If the watch of
     # Jobs is late, the deletion of the pods is the cause.
