@@ -24,6 +24,7 @@ from .messages import (
     encode,
     encode_state,
 )
+from .stopping import Agreement, Vote, decode_agreement, encode_vote
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 3.0
 _TIMEOUT = 10.0  # of the connect and of the handshake
@@ -31,10 +32,10 @@ _REACH_SECONDS = 300.0
 
 
 class Inbox(Protocol):
-    """Where the orders of the leader go."""
+    """Where the orders of the leader go, and what the gang agrees on."""
 
-    def put(self, order: GangOrder | None) -> None:
-        """Replace the order."""
+    def put(self, message: GangOrder | Agreement | None) -> None:
+        """Replace the order or the agreement; None removes both."""
 
 
 class LeaderConnection:
@@ -54,6 +55,7 @@ class LeaderConnection:
         self._key = key
         self._inbox = inbox
         self._state = MemberState()
+        self._vote: Vote | None = None
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()  # of the state and the socket
         self._closed = threading.Event()
@@ -69,7 +71,13 @@ class LeaderConnection:
         """Send the state, now or with the next connection."""
         with self._lock:
             self._state = state
-            self._send()
+            self._send(encode_state(state))
+
+    def vote(self, vote: Vote) -> None:
+        """Send the vote on a planned stop, now or with the next connection."""
+        with self._lock:
+            self._vote = vote
+            self._send(encode_vote(vote))
 
     def lost_seconds(self) -> float:
         """For how long there has been no connection; 0 with one."""
@@ -118,10 +126,10 @@ class LeaderConnection:
                 with suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _send(self) -> None:
+    def _send(self, line: bytes) -> None:
         if self._socket is not None:
             with suppress(OSError):  # the reader notices the loss too
-                self._socket.sendall(encode_state(self._state))
+                self._socket.sendall(line)
 
     def _run(self) -> None:
         pause = _RETRY_SECONDS
@@ -156,11 +164,13 @@ class LeaderConnection:
                 if self._leader not in (None, leader):
                     self._inbox.put(None)  # the order of the leader before
                 self._leader, self._socket = leader, connection
-                self._send()
+                self._send(encode_state(self._state))
+                if self._vote is not None:
+                    self._send(encode_vote(self._vote))
             self._lost_at = None
             try:
                 while not self._closed.is_set() and (line := lines.readline(LONGEST_LINE)):
-                    self._inbox.put(decode_order(line))
+                    self._inbox.put(decode_agreement(line) or decode_order(line))
             finally:
                 with self._lock:
                     self._socket = None

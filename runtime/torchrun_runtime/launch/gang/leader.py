@@ -22,6 +22,7 @@ from .messages import (
     StopRound,
 )
 from .policy import RoundFailure, Verdict
+from .stopping import Agreement, Agreements, Vote
 
 # How long a member may be without a connection when the others wait for it.
 LOST_SECONDS = 15.0
@@ -117,6 +118,12 @@ class GangLeader:
         self._broken: RestartedRound | None = None
         self._edit_until = 0.0
         self._peer_lost_at: float | None = None  # since when the only failures are lost peers
+        self._agreements = Agreements(size)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """What the ranks of the present round agree on, for all members, like the order."""
+        return self._agreements.present
 
     @property
     def has_started(self) -> bool:
@@ -148,6 +155,15 @@ class GangLeader:
         """Note the state of a member like `receive`; the caller decides later, by `tick`."""
         self._lost.pop(index, None)
         self._states[index] = state
+
+    def receive_vote(self, index: int, vote: Vote, now: float) -> None:
+        """Note how a member votes on a planned stop."""
+        self.note_vote(index, vote, now)
+        self._decide(now)
+
+    def note_vote(self, index: int, vote: Vote, now: float) -> None:
+        """Note the vote of a member like `receive_vote`; the caller decides later, by `tick`."""
+        self._agreements.receive(index, vote, now)
 
     def lose(self, index: int, now: float) -> None:
         """Note that the connection of a member is lost. Its ranks may still run."""
@@ -191,6 +207,17 @@ class GangLeader:
             if isinstance(order, StartRound) and not isinstance(before, StartRound):
                 self._started_revision, self._started_at = order.code.revision, now
                 self._broken = self._peer_lost_at = None
+                self._agreements.begin(order.round)
+        self._agreements.decide(self._lost, self._obstacle(), now)
+        if self._agreements.ends_gang:
+            self.order = EndGang()
+
+    def _obstacle(self) -> str:
+        """Why the ranks do not run on every node; "" if they do."""
+        if not isinstance(self.order, StartRound):
+            return "the round ends"
+        ended = [n for n, state in self._states.items() if state.state != RUNNING]
+        return f"the ranks of node {min(ended)} do not run" if ended else ""
 
     def _next(self, now: float) -> GangOrder | None:
         """The order that follows the present one, which stays if nothing is to change."""

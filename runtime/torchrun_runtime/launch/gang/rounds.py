@@ -26,6 +26,7 @@ from .messages import (
     StopRound,
 )
 from .policy import RestartLimits, RestartPolicy
+from .stopping import Agreement, Vote
 
 if TYPE_CHECKING:
     from .server import GangServer
@@ -67,6 +68,9 @@ class GangLink(Protocol):
     def report(self, state: MemberState) -> None:
         """Report the state of this node."""
 
+    def vote(self, vote: Vote) -> None:
+        """Send the vote of this node on a planned stop."""
+
     def lost_seconds(self) -> float:
         """For how long there has been no connection; 0 with one."""
 
@@ -90,16 +94,20 @@ class GangLink(Protocol):
 
 
 class OrderInbox:
-    """The newest order of the leader, which other threads put here."""
+    """The newest order and agreement of the leader, which other threads put here."""
 
     def __init__(self) -> None:
         self.order: GangOrder | None = None
+        self.agreement: Agreement | None = None
         self._changed = threading.Condition()
 
-    def put(self, order: GangOrder | None) -> None:
-        """Replace the order, and wake the main thread."""
+    def put(self, message: GangOrder | Agreement | None) -> None:
+        """Replace the order or the agreement, and wake the main thread; None removes both."""
         with self._changed:
-            self.order = order
+            if message is None or isinstance(message, Agreement):
+                self.agreement = message
+            if not isinstance(message, Agreement):
+                self.order = message
             self._changed.notify_all()
         # `supervise` waits for signals, and looks at the order after each.
         os.kill(os.getpid(), signal.SIGCHLD)
@@ -130,13 +138,19 @@ class OwnLink:
             self._server.call(function)
             return
         function(self._leader, time.monotonic())
-        order = self._leader.order
+        agreement, order = self._leader.agreement, self._leader.order
+        if agreement is not None and agreement != self._inbox.agreement:
+            self._inbox.put(agreement)
         if order is not None and order != self._inbox.order:
             self._inbox.put(order)
 
     def report(self, state: MemberState) -> None:
         """Report the state of this node."""
         self.call(lambda leader, now: leader.receive(0, state, now))
+
+    def vote(self, vote: Vote) -> None:
+        """Note how this node votes on a planned stop."""
+        self.call(lambda leader, now: leader.receive_vote(0, vote, now))
 
     def tick(self) -> None:
         """Let time pass for the leader; a server does so itself."""
@@ -257,6 +271,14 @@ class Rounds:
         """The order to end the ranks of the present round, if there is one."""
         self._look()
         return self._member.stop(self._inbox.order)
+
+    def agreement(self) -> Agreement | None:
+        """What the ranks of the gang agree on, for a planned stop."""
+        return self._inbox.agreement
+
+    def vote(self, vote: Vote) -> None:
+        """Send the vote of this node on a planned stop."""
+        self._link.vote(vote)
 
     def end(
         self, cause: Cause | None, step: int | None, *, stopped: bool, is_silent: bool = False

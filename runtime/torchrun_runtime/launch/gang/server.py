@@ -25,6 +25,7 @@ from .messages import (
     encode,
     encode_order,
 )
+from .stopping import Agreement, decode_vote, encode_agreement
 
 _TICK_SECONDS = 0.5
 _HANDSHAKE_SECONDS = 10.0
@@ -36,7 +37,8 @@ class GangServer:
     """Connects a GangLeader with the members of its gang.
 
     `leader` is only used in the thread of the server; `call` runs a function there. `ordered` is
-    called there with each new order. Raises LaunchError (ChannelFailed) if the port is taken.
+    called there with each new order and agreement. Raises LaunchError (ChannelFailed) if the port
+    is taken.
     """
 
     def __init__(
@@ -45,13 +47,14 @@ class GangServer:
         size: int,
         key: str,
         leader: GangLeader,
-        ordered: Callable[[GangOrder], None],
+        ordered: Callable[[GangOrder | Agreement], None],
     ) -> None:
         self.leader = leader
         self._size = size
         self._key = key
         self._ordered = ordered
         self._sent: GangOrder | None = None
+        self._sent_agreement: Agreement | None = None
         self._decides = False  # soon
         self._writers: dict[int, asyncio.StreamWriter] = {}
         listener = _listen(port)
@@ -123,14 +126,19 @@ class GangServer:
         self._send_new_order()
 
     def _send_new_order(self) -> None:
+        agreement = self.leader.agreement
+        if agreement is not None and agreement != self._sent_agreement:
+            self._sent_agreement = agreement
+            self._send(agreement, encode_agreement(agreement))
         order = self.leader.order
-        if order is None or order == self._sent:
-            return
-        self._sent = order
-        line = encode_order(order)
+        if order is not None and order != self._sent:
+            self._sent = order
+            self._send(order, encode_order(order))
+
+    def _send(self, message: GangOrder | Agreement, line: bytes) -> None:
         for writer in self._writers.values():
             writer.write(line)
-        self._ordered(order)
+        self._ordered(message)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         index = -1
@@ -143,7 +151,11 @@ class GangServer:
                 self._join(node, launcher, writer)
                 index = node
             while state and self._writers.get(index) is writer:
-                self.leader.note(index, with_time_of_leader(decode_state(state), skew))
+                vote = decode_vote(state)
+                if vote is not None:
+                    self.leader.note_vote(index, vote, time.monotonic())
+                else:
+                    self.leader.note(index, with_time_of_leader(decode_state(state), skew))
                 self._decide_soon()
                 state = await reader.readline()
         except (OSError, ValueError) as error:
@@ -165,6 +177,8 @@ class GangServer:
         if index in self._writers:
             self._writers[index].close()  # it would get no order any more
         self._writers[index] = writer  # what the launcher before has sent arrives no more
+        if self.leader.agreement is not None:
+            writer.write(encode_agreement(self.leader.agreement))
         if self.leader.order is not None:
             writer.write(encode_order(self.leader.order))
 

@@ -5,6 +5,7 @@ from torchrun_runtime.launch.gang.leader import GangLeader
 from torchrun_runtime.launch.gang.member import GangMember
 from torchrun_runtime.launch.gang.messages import GangOrder
 from torchrun_runtime.launch.gang.policy import RestartLimits, RestartPolicy
+from torchrun_runtime.launch.gang.stopping import Agreement, Vote
 
 MOST_RESTARTS = 4
 
@@ -32,6 +33,8 @@ class Node:
         self.lost_at = 0.0
         self.leader: str | None = None  # the last one that it was connected to
         self.order: GangOrder | None = None
+        self.agreement: Agreement | None = None
+        self.vote: Vote | None = None
         self.is_busy = False  # the main thread follows an order
         self.ranks = 0  # changes when ranks start or end
         self.is_gone = self.has_ended = False
@@ -51,6 +54,7 @@ class Lead:
         self.process = Process()
         self.leader = GangLeader(size, RestartPolicy(RestartLimits(MOST_RESTARTS)))
         self.sent: GangOrder | None = None
+        self.sent_agreement: Agreement | None = None
         self.connections: dict[int, Connection] = {}  # of the nodes that have joined
         self._launchers = KnownLaunchers()
 

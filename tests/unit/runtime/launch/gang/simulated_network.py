@@ -14,6 +14,12 @@ from torchrun_runtime.launch.gang.messages import (
     encode_order,
     encode_state,
 )
+from torchrun_runtime.launch.gang.stopping import (
+    decode_agreement,
+    decode_vote,
+    encode_agreement,
+    encode_vote,
+)
 from unit.runtime.launch.gang.simulated import Connection, Lead, Node, Process
 
 
@@ -23,6 +29,7 @@ class SimulatedNetwork:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.now = 0.0
+        self.break_rate = 0.5  # of connections
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._nodes: list[Node] = []  # the newest of each index
@@ -52,6 +59,11 @@ class SimulatedNetwork:
 
     def _call(self, lead: Lead, function: Callable[[GangLeader, float], None]) -> None:
         function(lead.leader, self.now)
+        agreement = lead.leader.agreement
+        if agreement is not None and agreement != lead.sent_agreement:
+            lead.sent_agreement = agreement
+            for connection in lead.connections.values():
+                self._send_agreement(connection)
         order = lead.leader.order
         if order is not None and order != lead.sent:
             lead.sent = order
@@ -82,7 +94,8 @@ class SimulatedNetwork:
         node.leader = lead.id
         connection = node.connection = Connection(node, lead)
         self._report(node)
-        if node.index and self.random.random() < 0.5:
+        self._send_vote(node)
+        if node.index and self.random.random() < self.break_rate:
             self._later(self.random.uniform(0, 20), lambda: self._break(connection))
 
     def _find_lead(self, node: Node) -> Lead:
@@ -141,6 +154,18 @@ class SimulatedNetwork:
             line = encode_order(order)
             self._deliver(connection, "order", lambda: self._take_order(node, connection, line))
 
+    def _send_agreement(self, connection: Connection) -> None:
+        agreement, node = connection.lead.leader.agreement, connection.node
+        if agreement is not None:
+            line = encode_agreement(agreement)
+            self._deliver(connection, "order", lambda: self._take_agreement(node, connection, line))
+
+    def _send_vote(self, node: Node) -> None:
+        connection = node.connection
+        if connection is not None and node.vote is not None:
+            line = encode_vote(node.vote)
+            self._deliver(connection, "state", lambda: self._take_vote(connection, line))
+
     def _report(self, node: Node) -> None:
         connection = node.connection
         if connection is not None:
@@ -183,8 +208,20 @@ class SimulatedNetwork:
         if before is not None:
             self._break(before)
         lead.join(node)
+        self._send_agreement(connection)
         self._send_order(connection)
         return True
+
+    def _take_vote(self, connection: Connection, line: bytes) -> None:
+        lead, index, vote = connection.lead, connection.node.index, decode_vote(line)
+        assert vote is not None
+        if lead.connections.get(index) is connection:
+            self._call(lead, lambda leader, now: leader.receive_vote(index, vote, now))
+
+    def _take_agreement(self, node: Node, connection: Connection, line: bytes) -> None:
+        if node.connection is connection:
+            node.agreement = decode_agreement(line)
+            self._wake(node)
 
     def _take_order(self, node: Node, connection: Connection, line: bytes) -> None:
         if node.connection is connection:
