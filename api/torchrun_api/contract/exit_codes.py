@@ -212,10 +212,16 @@ LAUNCHER = (
     ),
     ExitStatus(
         _only(STOPPED),
-        "The launcher received SIGTERM or SIGINT and forwarded it. Ranks that then exit with 0 do "
-        "not change the code.",
+        "The launcher received SIGTERM or SIGINT, and forwarded it or let the ranks stop together. "
+        "Ranks that then exit with 0 do not change the code.",
         ("Stopped",),
         True,
+    ),
+    ExitStatus(
+        _only(STOPPED),
+        "All ranks stopped together, because the pod of another node was asked to end.",
+        ("PeerStopped",),
+        False,
     ),
 )
 

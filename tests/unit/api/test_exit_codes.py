@@ -76,7 +76,7 @@ def test_the_help_of_the_plugin_lists_its_codes() -> None:
 
 def failed_worker(status: ExitStatus, reason: str) -> Pod:
     code = status.codes[0]
-    signal = code - 128 if reason in ("Signaled", "OOMKilled", "Stopped", "PeerFailed") else None
+    signal = code - 128 if status.codes[0] > 128 else None
     message = json.dumps({"exitCode": code, "reason": reason, "signal": signal, "message": "m"})
     ended = StateTerminated(exit_code=code, message=message)
     trainer = ContainerStatus(name=names.TRAINER_CONTAINER, state=ContainerState(terminated=ended))

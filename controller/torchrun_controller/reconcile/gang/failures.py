@@ -33,6 +33,9 @@ PEER_WAIT = timedelta(seconds=10)
 CLOCK_SKEW = timedelta(minutes=5)
 # The launcher's reason if it stopped its ranks because of a failure on another node.
 PEER_FAILED = "PeerFailed"
+# The launcher's reason if all ranks stopped together because the pod of another node is to end,
+# which is the cause. A disruption, unless that pod shows more.
+PEER_STOPPED = "PeerStopped"
 SIGABRT, SIGKILL, SIGTERM = 6, 9, 15
 # Reasons of the pod's status. They win over the message of its container.
 POD_VERDICTS = frozenset({"Evicted", "OOMKilled", "DeadlineExceeded", "NodeLost", "Preempting"})
@@ -118,6 +121,8 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
         grade = 5  # the Job controller deletes the pod with the cause, which may still run
     elif failure.reason == POD_DELETED:
         grade = 6
+    elif failure.reason == PEER_STOPPED:
+        grade = 8
     elif failure.signal == SIGTERM:
         grade = 7
     elif failure.signal == SIGABRT:  # NCCL aborts the ranks that have lost a peer
@@ -132,8 +137,9 @@ def precedence(failure: LastFailure) -> tuple[int, datetime]:
 
 
 def is_secondary(failure: LastFailure) -> bool:
-    """Whether the failure is the loss of a peer, by its reason or its message."""
-    return failure.reason == PEER_FAILED or bool(_PEER_LOSS.search(failure.message))
+    """Whether the failure is the loss or the end of a peer, by its reason or its message."""
+    is_of_peer = failure.reason in (PEER_FAILED, PEER_STOPPED)
+    return is_of_peer or bool(_PEER_LOSS.search(failure.message))
 
 
 def choose_cause(recorded: LastFailure | None, later: LastFailure) -> LastFailure:
@@ -169,7 +175,7 @@ def failure_of(pod: Pod) -> Failure | None:
     if details is None:
         return None
     is_disruption = disruption is not None or details.reason in (
-        *(POD_DELETED, CONTAINER_GONE),
+        *(POD_DELETED, CONTAINER_GONE, PEER_STOPPED),
         *LAUNCHER_DISRUPTIONS,
     )
     return Failure(details=details, disruption=is_disruption, conditions=tuple(true_conditions))
