@@ -33,8 +33,9 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-# `stacks` and `debug` concern the command that another process of this program runs.
-MODULE = sys.argv[1] if sys.argv[1:2] in (["stacks"], ["debug"]) else "launcher"
+# They concern the command that another process of this program runs.
+_OF_COMMAND = (["stacks"], ["debug"], ["save"])
+MODULE = sys.argv[1] if sys.argv[1:2] in _OF_COMMAND else "launcher"
 if __package__:
     package = __package__
 else:

@@ -13,6 +13,7 @@ _SIGABRT, _SIGTERM = 6, 15
 # Of a command that cannot start: an edit of the workspace may be the cause, and the correction.
 _OF_COMMAND = frozenset({"CommandNotFound", "CommandNotExecutable", "WorkingDirMissing"})
 PEER_FAILED = "PeerFailed"  # of a node whose ranks end because those of another have failed
+PEER_STOPPED = "PeerStopped"  # of a node whose ranks stopped because the pod of another is to end
 
 
 class Cause(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from .cause import PEER_FAILED, Cause, is_peer_loss
+from .cause import PEER_FAILED, PEER_STOPPED, Cause, is_peer_loss
 from .contract import STOPPED
 from .failure import (
     Report,
@@ -18,6 +18,7 @@ from .failure import (
 from .gang.messages import StopRound
 from .output import timestamp
 from .processes import Process, Running, signal_name
+from .stopping import Stopped
 from .supervise import CommandExit, StopRequest
 
 RELOADED = "Stopped"
@@ -123,6 +124,25 @@ def cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
     if out_of_memory:
         message += "; before that, the kernel killed a process at the memory limit"
     return Cause(code, None, None, reason, message, timestamp())
+
+
+def cause_of_agreement(stopped: Stopped, reports: list[Report]) -> Cause:
+    """The cause of ranks that all stopped at one call: they have not finished the training."""
+    of_ranks = [report for report in reports if report.rank is not None and not report.nested]
+    failed = min(of_ranks, key=lambda report: report.time, default=None)
+    if not stopped.was_told:
+        message = f"The ranks were killed before call {stopped.call}, at which all were to stop."
+    elif failed is not None:
+        message = (
+            f"The ranks stopped at call {stopped.call}, and rank {failed.rank} failed:"
+            f" {failed.message}"
+        )
+    else:
+        message = f"All ranks stopped at call {stopped.call}, as they had agreed."
+    if not stopped.was_asked:
+        message += " Another node was asked to end."
+    reason = "Stopped" if stopped.was_asked else PEER_STOPPED
+    return Cause(STOPPED, None, signal.SIGTERM, reason, message, timestamp())
 
 
 def _cause_of_signal(number: int) -> Cause:

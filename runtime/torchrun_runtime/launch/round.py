@@ -14,12 +14,13 @@ from .cause import PEER_FAILED, Cause
 from .command_end import (
     RELOADED,
     UNNOTICED_SECONDS,
+    cause_of_agreement,
     cause_of_end,
     cause_of_round,
     describe_stop,
 )
 from .debug import DEBUG_SIGNAL, is_debugged
-from .failure import find_background
+from .failure import find_background, read_reports
 from .fencing import FencingWatchdog
 from .gang.messages import NEVER, StopRound
 from .gang.rounds import Rounds
@@ -31,6 +32,7 @@ from .rendezvous import RoundStore
 from .reporting import Reporter, describe_restarts, newest_step
 from .settings import LaunchSettings
 from .stacks import STACK_SIGNAL
+from .stopping import PlannedStop, open_planned_stop
 from .streams import Copy, Streams
 from .supervise import CommandExit, StopRequest, Watchdog, supervise
 from .watchdogs import HangWatchdog, OomWatchdog
@@ -127,9 +129,12 @@ class Round:
         self._stopped_at = 0.0
         self._at_stop = Running()
         self._background: Process | None = None  # left by a command that ended with 0
+        self._planned: PlannedStop | None = None
 
     def run(self, number: int, environment: Mapping[str, str]) -> RoundEnd:
         """Run the command to its end. Raises LaunchError if it cannot start."""
+        grace = self._settings.grace
+        self._planned = open_planned_stop(self._rounds, number, self._reports, grace)
         try:
             command_exit = self._supervise(environment)
             if self._world:
@@ -141,7 +146,7 @@ class Round:
                 self._cause_of(command_exit),
                 number,
                 by_order=command_exit.for_next_round,
-                leaves=command_exit.stopped_by is not None,
+                leaves=command_exit.is_leaving,
                 has_survivors=command_exit.has_survivors,
                 step=step,
                 is_silent=self._streams is not None and not self._streams.chunks and step is None,
@@ -164,6 +169,7 @@ class Round:
                 self._streams,
                 self._end_of_round,
                 self._look_at_background,
+                self._planned,
             )
         finally:
             if self._streams:
@@ -243,6 +249,9 @@ class Round:
             return cause_of_round(
                 self._stop, self._stopped_at, self._at_stop, self._reports, has_killed
             )
+        stopped = self._planned.stopped() if self._planned else None
+        if stopped and command_exit.stop_request is None:
+            return cause_of_agreement(stopped, read_reports(self._reports))
         command, has_killed = self._settings.command, self._memory.has_killed()
         return cause_of_end(command_exit, command, self._background, self._reports, has_killed)
 

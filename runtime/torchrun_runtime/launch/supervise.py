@@ -17,23 +17,9 @@ from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
 from .cause import LaunchError
 from .contract import NOT_EXECUTABLE, NOT_FOUND
+from .graceful import GracefulStop
 from .output import say
-from .processes import (
-    Process,
-    adopt_orphans,
-    agents,
-    alive,
-    catches,
-    descendants,
-    foremost,
-    foremost_orphans,
-    handles,
-    is_below,
-    programs,
-    send,
-    signal_name,
-    trapping,
-)
+from .processes import adopt_orphans, descendants, is_below, send, signal_name
 from .streams import Streams
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -48,7 +34,6 @@ _POLL_RANKS = 0.005
 # leader of the gang waits for 30 s (gang.leader.STOP_SECONDS), with the grace period of a round.
 _CLEAR_SECONDS = 24.0
 _CLEAR_SECONDS_OF_STOP = 2.0  # in the grace period of the pod, which soon ends the launcher
-_AGENT_SECONDS = 10.0  # grace period of torchrun after its ranks have ended
 
 
 def is_stopping() -> bool:
@@ -74,12 +59,40 @@ class Watchdog(Protocol):
         """Called before a signal reaches the ranks. leaving: the pod is asked to end."""
 
 
+class PlannedEnd(NamedTuple):
+    """How the command is to end. signals: by the signal that was held back, or else by itself.
+
+    seconds: until it is killed; None: the kubelet does that.
+    """
+
+    signals: bool
+    seconds: float | None
+
+
+class Planned(Protocol):
+    """An agreement of all ranks to end, instead of a signal."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether to call `look` again within milliseconds."""
+
+    def hold(self, number: int) -> bool:
+        """Whether a signal that asks the pod to end is held back."""
+
+    def look(self) -> PlannedEnd | None:
+        """Called after each signal and ten times a second: how to end the command; None: not."""
+
+    def have_been_told(self) -> bool:
+        """Whether a rank of this node knows that it is to end."""
+
+
 class CommandExit(NamedTuple):
     """How the command ended.
 
     signal: the one that ended it, or None. stopped_by: the signal that the launcher forwarded, or
     None. stop_request: of a watchdog. for_next_round: the launcher ended it for another start.
-    has_survivors: processes of the command still exist, because the kernel blocks them.
+    has_survivors: processes of the command still exist, because the kernel blocks them. is_leaving:
+    the pod is asked to end, or that of another node and all ranks have agreed on it.
     """
 
     exit_code: int
@@ -88,6 +101,7 @@ class CommandExit(NamedTuple):
     stop_request: StopRequest | None
     for_next_round: bool
     has_survivors: bool
+    is_leaving: bool = False
 
 
 def supervise(
@@ -98,6 +112,7 @@ def supervise(
     streams: Streams | None = None,
     end_of_round: Callable[[], float | None] | None = None,
     on_success: Callable[[], None] | None = None,
+    planned: Planned | None = None,
 ) -> CommandExit:
     """Run `argv` to its end.
 
@@ -105,40 +120,51 @@ def supervise(
     streams: the command's output; None: that of the launcher. end_of_round: called after each
     signal and ten times a second, returns the grace period with which to end the command for the
     next round, None to go on. on_success: called once the command has ended with 0, before what it
-    has left is killed. Raises LaunchError (CommandNotFound, CommandNotExecutable).
+    has left is killed. planned: may hold back a signal, and end the command by agreement. Raises
+    LaunchError (CommandNotFound, CommandNotExecutable).
 
     By priority: a stop in progress, or the request of a watchdog, then the end of the round.
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     child = _start(argv, environment, streams)
-    stop: _GracefulStop | None = None
+    stop: GracefulStop | None = None
+    held = 0  # the signal that waits for an agreement
     stop_request: StopRequest | None = None
     status: int | None = None
     last_check = time.monotonic()
     while True:
         # A signal that ends the pod stays pending while the command is killed: the caller sees it.
         signals = _HANDLED_SIGNALS if stop_request is None else _CHILD_SIGNALS
-        number = _stop_signal(_pause(stop, stop_request, end_of_round), signals)
-        if number and (stop is None or stop.for_next_round):
-            for watchdog in watchdogs:
-                watchdog.on_stop(leaving=True)
-            stop = _GracefulStop(number, grace)
+        is_urgent = stop is not None or (planned is not None and planned.is_urgent)
+        number = _stop_signal(_pause(is_urgent, stop_request, end_of_round), signals)
+        if number and stop is None and planned and (held or planned.hold(number)):
+            held = held or number
+        elif number and (stop is None or stop.for_next_round):
+            _announce(watchdogs)
+            stop = GracefulStop(number, grace)
+        if stop is None and stop_request is None and planned and (end := planned.look()):
+            _announce(watchdogs)
+            told = None if end.signals else planned.have_been_told
+            stop = GracefulStop(held or signal.SIGTERM, end.seconds, have_been_told=told)
         ended = _reap(child)
         status = ended if status is None else status
         if status is not None and not (stop and stop.awaits_orphans()):
             if on_success and not (status or stop or stop_request):
                 on_success()
             _take_terminal(os.getpgrp(), child)
-            leaves = stop is not None and not stop.for_next_round
+            leaves = bool(held) or (stop is not None and not stop.for_next_round)
+            if held and stop is None:
+                _announce(watchdogs)
             has_survivors = not _clear(_CLEAR_SECONDS_OF_STOP if leaves else _CLEAR_SECONDS)
-            return _command_exit(status, stop, stop_request, has_survivors)
+            command_exit = _command_exit(status, stop, stop_request, has_survivors)
+            return command_exit._replace(is_leaving=leaves)
         if stop:
             stop.advance()
         elif stop_request is None and end_of_round and (round_grace := end_of_round()) is not None:
             for watchdog in watchdogs:
                 watchdog.on_stop(leaving=False)
-            stop = _GracefulStop(signal.SIGTERM, round_grace, for_next_round=True)
+            stop = GracefulStop(signal.SIGTERM, round_grace, for_next_round=True)
         elif stop_request is None and time.monotonic() - last_check >= _IDLE - _POLL:
             last_check = time.monotonic()
             stop_request = _first_stop_request(watchdogs)
@@ -147,13 +173,19 @@ def supervise(
             send(descendants(os.getpid()), signal.SIGKILL)
 
 
+def _announce(watchdogs: Sequence[Watchdog]) -> None:
+    """Tell the watchdogs that the command ends, and no other round follows."""
+    for watchdog in watchdogs:
+        watchdog.on_stop(leaving=True)
+
+
 def _pause(
-    stop: _GracefulStop | None,
+    is_urgent: bool,
     stop_request: StopRequest | None,
     end_of_round: Callable[[], float | None] | None,
 ) -> float:
     """Seconds to wait for a signal before the next check."""
-    if stop:
+    if is_urgent:
         return _POLL_RANKS
     return _POLL if stop_request or end_of_round else _IDLE
 
@@ -175,7 +207,7 @@ def _stop_signal(seconds: float, signals: frozenset[signal.Signals]) -> int:
 
 def _command_exit(
     status: int,
-    stop: _GracefulStop | None,
+    stop: GracefulStop | None,
     stop_request: StopRequest | None,
     has_survivors: bool,
 ) -> CommandExit:
@@ -183,7 +215,7 @@ def _command_exit(
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if number is None else 128 + number
     for_next_round = stop is not None and stop.for_next_round
-    stopped_by = stop.number if stop and not for_next_round else None
+    stopped_by = stop.number if stop and stop.has_signalled and not for_next_round else None
     return CommandExit(code, number, stopped_by, stop_request, for_next_round, has_survivors)
 
 
@@ -194,103 +226,6 @@ def _first_stop_request(watchdogs: Sequence[Watchdog]) -> StopRequest | None:
             say(f"killing the command: {stop_request.message}")
             return stop_request
     return None
-
-
-class _GracefulStop:
-    """Signal the ranks, which may write a checkpoint; end the other processes after them.
-
-    torchrun kills its ranks 30 s after it gets SIGTERM; old releases cannot change that. Therefore
-    it gets its signal last. torchrun also terminates all ranks if one of them dies of the signal
-    while another still saves. Therefore it is halted (SIGSTOP) for that time, so that neither a
-    second SIGTERM nor a SIGKILL reaches a rank that saves. For the next round, torchrun need not
-    end by itself and is killed.
-    """
-
-    def __init__(self, number: int, grace: float | None, *, for_next_round: bool = False) -> None:
-        self.number = number
-        self.for_next_round = for_next_round
-        self._deadline = None if grace is None else time.monotonic() + grace
-        tree = descendants(os.getpid())
-        self._first = foremost(tree, number)
-        self._agents = [] if for_next_round else agents(tree)
-        self._halted = False
-        self._rest: list[Process] = []
-        self._rest_since: float | None = None
-        self._awaits_orphans = False
-        if not for_next_round:
-            _report_forwarded(number, self._first)
-        saving = [process for process in self._first if catches(process, number)]
-        if 0 < len(saving) < len(self._first):
-            self._halt_agents()
-        send(self._first, number)
-
-    def advance(self) -> None:
-        """Take the next step if it is due; never blocks."""
-        if self._rest_since is None:
-            self._await_first()
-        elif self._is_late():
-            send(descendants(os.getpid()), signal.SIGKILL)
-        elif time.monotonic() - self._rest_since > _AGENT_SECONDS:
-            self._kill_rest()
-
-    def awaits_orphans(self) -> bool:
-        """Whether programs of a command that has ended handle the signal. They get it here first.
-
-        For example, a wrapper dies of the signal, and the program that it has started has not got
-        one yet.
-        """
-        if self.for_next_round:
-            return False
-        if not self._awaits_orphans:
-            self._awaits_orphans = True
-            orphans = foremost_orphans(descendants(os.getpid()), self.number)
-            received = {process.pid for process in (*self._first, *self._rest)}
-            self._first, self._rest_since = orphans, None
-            missed = [process for process in orphans if process.pid not in received]
-            if missed:
-                _report_forwarded(self.number, missed)
-                send(missed, self.number)
-        return any(alive(p) and handles(p, self.number) for p in self._first)
-
-    def _await_first(self) -> None:
-        remaining = [process for process in self._first if alive(process)]
-        if self._is_late():
-            if not self.for_next_round:
-                say("the grace period is over: killing the remaining processes")
-            send(descendants(os.getpid()), signal.SIGKILL)
-        elif remaining:
-            if len(remaining) < len(self._first):
-                self._halt_agents()
-            return
-        self._rest_since = time.monotonic()
-        tree = descendants(os.getpid())
-        if self.for_next_round:
-            send(tree, signal.SIGKILL)
-            return
-        shells = [shell for shell in trapping(tree, signal.SIGTERM) if shell not in self._first]
-        self._rest = [*programs(tree), *shells]
-        send(self._rest, signal.SIGTERM)
-        send(self._agents if self._halted else [], signal.SIGCONT)
-
-    def _kill_rest(self) -> None:
-        """Kill processes that do not end, except shells in their traps and their programs."""
-        remaining = descendants(os.getpid())
-        shells = trapping(remaining, signal.SIGTERM)
-        spared = shells if self._rest else []
-        send([p for p in (self._rest if spared else remaining) if p not in spared], signal.SIGKILL)
-
-    def _halt_agents(self) -> None:
-        if self._agents and not self._halted:
-            self._halted = True
-            send(self._agents, signal.SIGSTOP)
-
-    def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
-
-
-def _report_forwarded(number: int, processes: list[Process]) -> None:
-    names = ", ".join(f"{process.name}[{process.pid}]" for process in processes)
-    say(f"forwarded {signal_name(number)} to {names or 'no process'}")
 
 
 def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | None) -> int:

@@ -19,13 +19,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import current_process
+from typing import TYPE_CHECKING
 
-__all__ = ["idle", "report"]
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from torchrun_runtime.launch.rank._torchrun_stopping import Rank
+
+__all__ = ["idle", "report", "save_requested", "stopping"]
 
 _FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
 _PAUSE = 1.0  # seconds between two writes
 _next_write = 0.0
 _values: dict[str, object] = {}
+_stops: Rank | Literal[False] | None = None
 
 
 def report(
@@ -79,6 +86,44 @@ def idle() -> Iterator[None]:
                 _beat(alive=True)
             else:
                 os.unlink(_path())
+
+
+def stopping() -> float | None:
+    """Whether all ranks are to stop here: the seconds left to save, or None to go on.
+
+    Call it once a step on every rank, and leave the loop after a save unless it returns None. All
+    ranks of the job get the answer at the same call, so that they can save together. Without any
+    collective operation: a call takes a few microseconds, and never raises. While every rank calls
+    it, SIGTERM does not reach the ranks.
+    """
+    global _stops
+    try:
+        if _stops is None:
+            _stops = _take_part()
+        return _stops.call() if _stops else None
+    except Exception:
+        return None
+
+
+def save_requested() -> bool:
+    """Whether all ranks are to save and go on, since the last call of stopping().
+
+    It is true on all ranks after the same call, if a user runs `kubectl torchrun checkpoint`.
+    """
+    return _stops.saves if _stops else False
+
+
+def _take_part() -> Rank | Literal[False]:
+    """The calls of this rank; False if its process takes no part in a planned stop."""
+    if not _FOLDER or current_process().name != "MainProcess":
+        return False
+    try:
+        import _torchrun_stopping  # type: ignore[import-not-found]  # beside this file
+
+        rank: Rank = _torchrun_stopping.Rank(_FOLDER, _rank())
+        return rank
+    except Exception:
+        return False
 
 
 def _write() -> None:

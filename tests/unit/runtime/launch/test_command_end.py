@@ -6,9 +6,15 @@ from pathlib import Path
 import pytest
 
 from torchrun_runtime.launch.cause import Cause
-from torchrun_runtime.launch.command_end import UNNOTICED_SECONDS, cause_of_round
+from torchrun_runtime.launch.command_end import (
+    UNNOTICED_SECONDS,
+    cause_of_agreement,
+    cause_of_round,
+)
+from torchrun_runtime.launch.failure import Report
 from torchrun_runtime.launch.gang.messages import StopRound
 from torchrun_runtime.launch.processes import Running
+from torchrun_runtime.launch.stopping import Stopped
 
 STOPPED_AT = 1000.0
 NOTHING = Running()
@@ -90,3 +96,43 @@ def test_newer_code_ends_ranks_without_a_failure(tmp_path: Path) -> None:
     report(tmp_path, STOPPED_AT - 1)
     found = cause(tmp_path, failed=False, out_of_memory=True)
     assert (found.exit_code, found.reason) == (143, "Stopped")
+
+
+AGREED = Stopped(52, was_asked=True, was_told=True)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "reason", "message"),
+    [
+        (AGREED, "Stopped", "All ranks stopped at call 52, as they had agreed."),
+        (
+            AGREED._replace(was_asked=False),
+            "PeerStopped",
+            "All ranks stopped at call 52, as they had agreed. Another node was asked to end.",
+        ),
+        (
+            AGREED._replace(was_told=False),
+            "Stopped",
+            "The ranks were killed before call 52, at which all were to stop.",
+        ),
+    ],
+)
+def test_ranks_that_have_agreed_to_stop_have_not_finished(
+    stopped: Stopped, reason: str, message: str
+) -> None:
+    cause = cause_of_agreement(stopped, [])
+    assert (cause.reason, cause.message, cause.exit_code, cause.signal) == (
+        reason,
+        message,
+        143,
+        15,
+    )
+
+
+def test_a_rank_that_fails_while_all_stop_is_named() -> None:
+    reports = [
+        Report(7, 2.0, 3, "OSError", "OSError: disk full", []),
+        Report(8, 1.0, None, "SignalException", "of torchrun", []),
+    ]
+    cause = cause_of_agreement(AGREED, reports)
+    assert cause.message == "The ranks stopped at call 52, and rank 3 failed: OSError: disk full"

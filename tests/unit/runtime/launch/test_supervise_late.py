@@ -20,7 +20,7 @@ while True:
 """
 # The grace period is also over when this file exists. Nothing else ends the agent.
 LATE = {
-    "supervise.py": {
+    "graceful.py": {
         "time.monotonic() >= self._deadline": (
             "(time.monotonic() >= self._deadline or os.path.exists('late'))"
         ),

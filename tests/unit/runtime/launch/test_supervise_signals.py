@@ -314,7 +314,7 @@ LASTING_AGENT = """
 
 # The launcher kills the agent soon after its ranks, but not before the agent has printed that it stays.
 SOON = {
-    "supervise.py": {
+    "graceful.py": {
         "_AGENT_SECONDS = 10.0": "_AGENT_SECONDS = 0.5",
         "> _AGENT_SECONDS:": "> _AGENT_SECONDS and os.path.exists('stays'):",
     }

@@ -1,0 +1,104 @@
+"""A save that a user asks for: `kubectl torchrun checkpoint` runs `main` in the pod of node 0.
+
+It leaves a file in the folder of reports, which the launcher removes when it asks the gang, and
+reads the answer of the launcher from another file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import Iterator
+
+from .contract import JOB_NAME, LAUNCH_REPORTS, NODE_RANK
+from .gang.stopping import ASKED, DONE, REFUSED, Agreement
+from .processes import every, variable
+
+_REQUEST, _ANSWER = "save.request", "save.answer"
+_POLL = 0.1
+_START_SECONDS = 10.0  # for the launcher to see the request
+_NO_RANKS = "No rank runs on this node."
+_NO_ANSWER = "The launcher does not answer."
+
+
+class SaveRequests:
+    """The requests in a folder of reports, as its launcher sees them."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def is_asked(self) -> bool:
+        """Whether there is a new request, which this call removes."""
+        try:
+            os.unlink(os.path.join(self._folder, _REQUEST))
+        except OSError:
+            return False
+        return True
+
+    def report(self, agreement: Agreement) -> None:
+        """Leave the present state for who asks."""
+        path = os.path.join(self._folder, _ANSWER)
+        body = {"state": agreement.state, "call": agreement.call, "why": agreement.why}
+        with suppress(OSError):
+            with open(path + ".tmp", "w") as file:
+                json.dump({**body, "number": agreement.number}, file)
+            os.replace(path + ".tmp", path)
+
+
+def main() -> int:
+    """Ask the ranks of this container for a save; print each new state as a line of JSON.
+
+    The exit code is 0 once all ranks have passed the call of the save.
+    """
+    for answer in ask():
+        print(json.dumps(answer))
+        sys.stdout.flush()
+    return 0 if answer["state"] == DONE else 1
+
+
+def ask(job: str = "") -> Iterator[dict[str, object]]:
+    """Ask for a save; each new state, the last of which is DONE or REFUSED, with the reason.
+
+    job: only of the job with this name, for runs on one machine.
+    """
+    folder = _find_folder(job)
+    if not folder:
+        yield {"state": REFUSED, "call": 0, "why": _NO_RANKS}
+        return
+    before = _read(folder)
+    with open(os.path.join(folder, _REQUEST), "w"):
+        pass
+    until = time.monotonic() + _START_SECONDS
+    last = before
+    while True:
+        answer = _read(folder)
+        if answer != last:
+            last = answer
+            yield answer
+            if answer["state"] in (DONE, REFUSED):
+                return
+        if (last is before and time.monotonic() > until) or not os.path.isdir(folder):
+            yield {"state": REFUSED, "call": 0, "why": _NO_ANSWER}
+            return
+        time.sleep(_POLL)
+
+
+def _find_folder(job: str) -> str:
+    """The folder of reports of the command; of a run on one machine, that of node 0."""
+    found = {}
+    for process in every():
+        folder = variable(process.pid, LAUNCH_REPORTS)
+        if folder and (not job or variable(process.pid, JOB_NAME) == job):
+            found[variable(process.pid, NODE_RANK) or "0"] = folder
+    return found[min(found)] if found else ""
+
+
+def _read(folder: str) -> dict[str, object]:
+    with suppress(OSError, ValueError), open(os.path.join(folder, _ANSWER)) as file:
+        body = json.load(file)
+        if isinstance(body, dict):
+            return body
+    return {"state": ASKED, "call": 0, "why": "", "number": 0}
