@@ -124,6 +124,9 @@ def test_the_examples_that_need_pods_work_unchanged(space: Space, tmp_path: Path
         assert first.startswith(("Rank 3 (node 1,", "Error: Rank 3 cannot import debugpy")), first
         process.send_signal(signal.SIGINT)
         process.wait(SECONDS)
+    with example(space, tmp_path, take("", "checkpoint")) as process:  # this script makes no calls
+        _, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, "not every rank has called" in err) == (1, True)
     assert "first True" in run("logs/0/node-0.log", "state-files")
     assert "logs/0/node-1.log" in run("", "state-files")
     assert "logs/0/node-1.log\n" in run("-o name", "state-files")

@@ -22,7 +22,9 @@ from torchrun_api.json import JsonObject
 __all__ = ["laptop"]
 
 JOB = "my-project-x7k2p"
-NEED_PODS = frozenset({"logs", "debug", "exec", "port-forward", "stacks", "state-files"})
+NEED_PODS = frozenset(
+    {"checkpoint", "logs", "debug", "exec", "port-forward", "stacks", "state-files"}
+)
 COMPLETE = {**READY[0], "type": "Complete"}
 ELASTIC = {"numNodes": 2, "elastic": {"minNodes": 1, "maxNodes": 8}}
 

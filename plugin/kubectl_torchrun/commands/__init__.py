@@ -5,6 +5,7 @@ A module is imported only when its command runs, because most of them import an 
 
 SHORT_HELP = {
     "cancel": "Delete jobs",
+    "checkpoint": "Ask all ranks to save and go on",
     "debug": "Debug a rank while it runs: in an editor, or with pdb",
     "doctor": "Diagnose cluster problems",
     "exec": "Run a command or a shell in a node's container",

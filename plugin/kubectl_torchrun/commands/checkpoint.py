@@ -1,0 +1,35 @@
+"""`checkpoint`: ask all ranks to save and go on."""
+
+import click
+
+from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.terminal import Display
+
+
+@click.command("checkpoint", cls=Command)
+@job_argument
+@click.option("--local", "is_local", is_flag=True, help="A run on this machine (run --local).")
+@cluster_options
+def command(job: str, is_local: bool, target: Target) -> None:
+    """Ask all ranks of JOB to save a checkpoint now and to go on.
+
+    Their loop calls torchrun_progress.stopping() once a step. All ranks see
+    torchrun_progress.save_requested() after the same call. You need the right to exec into pods.
+
+    \b
+    Examples:
+      kubectl torchrun checkpoint my-project-x7k2p
+      kubectl torchrun checkpoint my-project-x7k2p --local
+    """
+
+    def work(terminal: Display) -> int:
+        if is_local:
+            from kubectl_torchrun.local import checkpoint
+
+            return checkpoint.request_checkpoint(job, terminal)
+        from kubectl_torchrun.logs.checkpoint import request_checkpoint
+
+        return request_checkpoint(target, job, terminal)
+
+    run_command(work)
