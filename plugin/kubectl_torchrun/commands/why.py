@@ -19,7 +19,7 @@ from kubectl_torchrun.terminal import Display
 @cluster_options
 def command(job: str, output: str, target: Target) -> None:
     """Explain why JOB is waiting or failed: reason, earlier attempts, and the last log lines of
-    the rank that failed first.
+    the rank that failed first; after a hang, the stacks of all ranks.
 
     -o json prints for programs: phase, reason, message, failure, attempt, node, rank, machine,
     exitCode, evidence (log lines) and nextCommand.

@@ -15,7 +15,7 @@ from kubectl_torchrun.cluster.session import Cluster, session
 from kubectl_torchrun.cluster.slices import JOBS, FailureSlice, JobSlice
 from kubectl_torchrun.cluster.summary import status_lines
 from kubectl_torchrun.errors import ClusterProblem
-from kubectl_torchrun.logs import broken_edits
+from kubectl_torchrun.logs import broken_edits, hung_stacks
 from kubectl_torchrun.logs.copies import STATE, Place
 from kubectl_torchrun.logs.progress_line import progress_line
 from kubectl_torchrun.logs.torchrun_report import RANK_MARK
@@ -59,7 +59,7 @@ def print_report(target: Target, name: str, form: str = "") -> int:
             echo(f"  {repeated.describe()}".replace("\n", "\n  "))
         if job.status.progress is not None:
             echo(f"  progress: {progress_line(job.status)}")
-        for each in (evidence, edit):
+        for each in (evidence, _hung_stacks(cluster, job), edit):
             _print(each)
     return 0
 
@@ -117,6 +117,24 @@ async def _broken_edit(api: Api, cluster: Cluster, job: JobSlice) -> Evidence:
     output_lines = [line for line in lines if not broken_edits.is_waiting_line(line)][-TAIL:]
     note = f"  {broken_edits.describe(cluster, job, pod)}"
     return Evidence(f"Last lines of pod {pod.metadata.name}:", tuple(output_lines), note)
+
+
+def _hung_stacks(cluster: Cluster, job: JobSlice) -> Evidence:
+    """What the ranks did when they hung, if that was the last failure."""
+    failure = job.status.last_failure
+    if failure is None or failure.reason != "Hung":
+        return Evidence()
+    place = attempt_and_node(job.metadata.name, failure.message)
+    attempt = place[0] if place else job.status.attempt or 0
+
+    async def read(api: Api) -> list[bytes]:
+        return await hung_stacks.read(api, await list_workers(api, job), attempt)
+
+    lines = cluster.run(read)
+    if lines:
+        return Evidence("Stacks of the ranks when they hung, the odd one first:", tuple(lines))
+    words = f"torchrun logs {job.metadata.name} --attempt {attempt}"
+    return Evidence(note=f"  The log of each node may have the stacks: {cluster.command(words)}")
 
 
 def _last_lines(cluster: Cluster, job: JobSlice) -> Evidence:
