@@ -7,6 +7,7 @@ must not look like one python command, which runs under torchrun: hence `true &&
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -441,13 +442,30 @@ time.sleep(3600)
 """
 
 
+# Saves at the call at which all ranks stop, or a save is asked for.
+STEPS = """\
+import os, time, torchrun_progress
+calls, node = 0, os.environ["NODE_RANK"]
+print("code 1", flush=True)
+while True:
+    time.sleep(0.05)
+    left = torchrun_progress.stopping()
+    calls += 1
+    if torchrun_progress.save_requested():
+        print("kept", calls, flush=True)
+    if left is not None:
+        print("saved", calls, flush=True)
+        break
+"""
+
+
 class Running:
     """A run of a script that ends only by a signal, and its output so far."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, script: str = LONG) -> None:
         self.directory = folder / "project"
         self.directory.mkdir()
-        (self.directory / "long.py").write_text(LONG)
+        (self.directory / "long.py").write_text(script)
         (self.directory / "version").write_text("1")
         self._output = folder / "output"
         with self._output.open("wb") as output:
@@ -490,6 +508,29 @@ def test_a_signal_lets_the_ranks_save(number: signal.Signals, tmp_path: Path) ->
     assert run.process.wait(LIMIT) == 130, run.output
     assert run.output.count("saved") == 2, run.output
     wait_until_gone(pids)
+
+
+def test_all_ranks_save_at_the_same_call_on_demand_and_at_the_end(tmp_path: Path) -> None:
+    run = Running(tmp_path, "--name", "steps", script=STEPS)
+    run.wait_for("code 1")
+    checkpoint = [sys.executable, "-m", "kubectl_torchrun", "checkpoint", "--local"]
+    answers: dict[str, str] = {}
+    for name, code in (("steps", 0), ("other", 1)):
+        shown = subprocess.run(
+            [*checkpoint, name], env=environment(tmp_path), capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        answers[name] = shown.stdout + shown.stderr
+        assert shown.returncode == code, answers[name]
+    assert "The ranks do not save: No rank runs on this node." in answers["other"]
+    run.wait_for("kept")
+    kept = set(re.findall(r"kept (\d+)", run.output))
+    assert len(kept) == 1
+    assert f"All ranks save at call {kept.pop()} of" in answers["steps"]
+    run.process.send_signal(signal.SIGTERM)
+    assert run.process.wait(LIMIT) == 130, run.output
+    saved = re.findall(r"saved (\d+)", run.output)
+    assert (len(saved), len(set(saved))) == (2, 1), run.output
 
 
 def test_no_rank_outlives_a_killed_run(tmp_path: Path) -> None:

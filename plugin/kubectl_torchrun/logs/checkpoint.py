@@ -48,7 +48,7 @@ def show(answers: Iterable[SaveAnswer], terminal: Display) -> int:
     """Print each answer, and return the exit code."""
     for answer in answers:
         if answer.state == "refused":
-            terminal.note(f"The ranks do not save: {answer.why}.")
+            terminal.note(f"The ranks do not save: {answer.why.removesuffix('.')}.")
             return RUN_FAILED
         terminal.note(_WORDS.get(answer.state, answer.state).format(call=answer.call))
     return 0
