@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from torchrun_sdk import function_source, import_guard
+from torchrun_sdk.cluster.kubectl import Kubectl, print_note, run_attached
+from torchrun_sdk.cluster.manifest import for_command, job_name
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.errors import UsageError
-from torchrun_sdk.kubectl import Kubectl, print_note, run_attached
-from torchrun_sdk.manifest import for_command, job_name
+from torchrun_sdk.source import functions, import_guard
 
 # Set by `kt run`: an app is started as soon as it is defined.
 RUN = "TORCHRUN_SDK_RUN"
@@ -48,7 +48,7 @@ class App:
         self.ports = tuple(ports)
         self.compute = (compute or Compute(**resources)).distribute("pytorch", replicas)
         self._directory = (
-            Path(directory) if directory is not None else function_source.project(Path.cwd())
+            Path(directory) if directory is not None else functions.project(Path.cwd())
         )
 
     def manifest(self, name: str) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 from torchrun_sdk.apps import RUN, App
+from torchrun_sdk.cluster.kubectl import Kubectl, run_attached
+from torchrun_sdk.cluster.manifest import LABEL
 from torchrun_sdk.errors import CallError, ClusterError, SdkError, UsageError
 from torchrun_sdk.function import Remote, attach
-from torchrun_sdk.import_guard import CallInImport, importing
-from torchrun_sdk.kubectl import Kubectl, run_attached
-from torchrun_sdk.manifest import LABEL
+from torchrun_sdk.source.import_guard import CallInImport, importing
 from torchrun_sdk.spec import SCRIPT_NAME
 
 _USAGE, _CLUSTER, _INTERRUPTED = 2, 4, 130  # exit codes

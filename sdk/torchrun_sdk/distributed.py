@@ -8,10 +8,10 @@ import socket
 import time
 from typing import Any
 
+from torchrun_sdk.cluster.kubectl import Kubectl
+from torchrun_sdk.cluster.manifest import ATTEMPT, LABEL, TERMINAL_PHASES, node_of, workers_of
 from torchrun_sdk.compute import Seconds, seconds
 from torchrun_sdk.errors import QuorumTimeout, UsageError
-from torchrun_sdk.kubectl import Kubectl
-from torchrun_sdk.manifest import ATTEMPT, LABEL, TERMINAL_PHASES, node_of, workers_of
 
 _POLL = 0.5
 

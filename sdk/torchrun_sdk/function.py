@@ -14,17 +14,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from torchrun_sdk import import_guard, local, own_jobs, reattach
-from torchrun_sdk.call_monitor import PodsUnavailableError
-from torchrun_sdk.cancel import Cancellation
+from torchrun_sdk.call import local, reattach
+from torchrun_sdk.call.gang import Gang
+from torchrun_sdk.call.monitor import PodsUnavailableError
+from torchrun_sdk.call.results import open_results
+from torchrun_sdk.cluster import own_jobs
+from torchrun_sdk.cluster.cancel import Cancellation
+from torchrun_sdk.cluster.kubectl import Kubectl, print_note
+from torchrun_sdk.cluster.manifest import GANG, gang_key, job_name
 from torchrun_sdk.compute import Compute, Seconds, cpu_only, seconds
 from torchrun_sdk.errors import ClusterError, UsageError
-from torchrun_sdk.function_source import locate
-from torchrun_sdk.gang import Gang
-from torchrun_sdk.kubectl import Kubectl, print_note
-from torchrun_sdk.manifest import GANG, gang_key, job_name
-from torchrun_sdk.results import open_results
 from torchrun_sdk.serialization import FORMATS, JSON, PICKLE, Unpackable, pack
+from torchrun_sdk.source import import_guard
+from torchrun_sdk.source.functions import locate
 from torchrun_sdk.spec import ALL, HEAD, Call, Result
 
 Function = Callable[..., Any]

@@ -10,8 +10,8 @@ import pytest
 import torchrun_sdk as kt
 from integration.controller_process import eventually, install_crds
 from torchrun_cluster import LocalCluster, Size, binaries
-from torchrun_sdk import kuberay, manifest
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.cluster import kuberay, manifest
+from torchrun_sdk.cluster.kubectl import Kubectl
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 JOB = "run-bcdfg"

@@ -1,8 +1,8 @@
 """How errors say that a rank has lost its peer: it is not the cause, the failure of the peer is.
 
 The controller, the launchers and the SDK use this list. `make generate` writes it to
-runtime/torchrun_runtime/launch/contract.py for the launchers; sdk/torchrun_sdk/peer_loss.py has a
-copy, which a test compares.
+runtime/torchrun_runtime/launch/contract.py for the launchers. The SDK has a copy in
+sdk/torchrun_sdk/call/peer_loss.py, which a test compares.
 """
 
 # Regular expressions for messages of gloo, NCCL and sockets when the other end is gone. Their case

@@ -15,7 +15,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Callable
 
 from torchrun_sdk import serialization
-from torchrun_sdk.import_guard import CallInImport, importing
+from torchrun_sdk.source.import_guard import CallInImport, importing
 from torchrun_sdk.spec import (
     END_OF_CALL,
     HEAD,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchrun_sdk import kubectl
+from torchrun_sdk.cluster import kubectl
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Call, Reference
 
@@ -62,14 +62,14 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a cluster, with its kubectl and plugin on PATH. See cluster.py."""
+    """The folder of a cluster, with its kubectl and plugin on PATH. See played_cluster.py."""
     root = tmp_path / "cluster"
     programs = tmp_path / "bin"
     for folder in (root / "pods", programs):
         folder.mkdir(parents=True)
     for name in ("kubectl", "kubectl-torchrun"):
         program = programs / name
-        script = Path(__file__).with_name("cluster.py")
+        script = Path(__file__).with_name("played_cluster.py")
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {script} {name} "$@"\n')
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
@@ -85,7 +85,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def end_kubelet(pid: int, root: Path) -> None:
-    """Kill a kubelet of cluster.py and its ranks. Another program may have its number by now."""
+    """Kill a kubelet of played_cluster.py and its ranks. Another program may have its number by now."""
     with suppress(OSError):
         environment = Path(f"/proc/{pid}/environ").read_bytes()
         # Empty once it has ended: its ranks may still be in its group.

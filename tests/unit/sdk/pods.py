@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torchrun_sdk.gang import write_overlay
+from torchrun_sdk.call.gang import write_overlay
 from torchrun_sdk.spec import (
     ENTRY,
     FOLDER,
@@ -24,7 +24,7 @@ from torchrun_sdk.spec import (
     decode,
 )
 
-from .cluster import locked
+from .played_cluster import locked
 
 WAITS = 200.0  # seconds that a pod waits for a client, which a busy machine starts late
 SECONDS = 120  # of each wait for another process; long, for a busy machine

@@ -9,11 +9,12 @@ import pytest
 import torchrun_sdk as kt
 from torchrun_api.kinds.job import TorchrunJob, TorchrunJobSpec
 from torchrun_api.kinds.status import TERMINAL
-from torchrun_sdk import cli, manifest
+from torchrun_sdk import cli
+from torchrun_sdk.cluster import manifest
 from torchrun_sdk.compute import seconds
 from torchrun_sdk.distributed import hosts
 from torchrun_sdk.function import Remote
-from torchrun_sdk.function_source import locate
+from torchrun_sdk.source.functions import locate
 from torchrun_sdk.spec import Reference
 
 

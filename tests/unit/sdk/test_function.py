@@ -16,13 +16,14 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import connections, own_jobs
-from torchrun_sdk.gang import Gang
+from torchrun_sdk.call import connections
+from torchrun_sdk.call.gang import Gang
+from torchrun_sdk.cluster import own_jobs
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Result, read_call
 
+from .call.test_gang import FAST, SCRIPT, asked, until, until_running, user  # noqa: F401  a fixture
 from .pods import SECONDS
-from .test_gang import FAST, SCRIPT, asked, until, until_running, user  # noqa: F401  a fixture
 from .test_hostile import MARK, Bomb
 
 pytestmark = pytest.mark.long  # processes

@@ -13,17 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchrun_sdk as kt
-from torchrun_sdk import cli, own_jobs
-from torchrun_sdk.call_log import CallLog
-from torchrun_sdk.function_source import project
-from torchrun_sdk.kubectl import Child, Kubectl
-from torchrun_sdk.manifest import gang_key
+from torchrun_sdk import cli
+from torchrun_sdk.call.log import CallLog
+from torchrun_sdk.cluster import own_jobs
+from torchrun_sdk.cluster.kubectl import Child, Kubectl
+from torchrun_sdk.cluster.manifest import gang_key
+from torchrun_sdk.cluster.watch import Watch
 from torchrun_sdk.serialization import pack
+from torchrun_sdk.source.functions import project
 from torchrun_sdk.spec import FrameError, Lines, Raised, Reference, Result, Started, decode, encode
-from torchrun_sdk.watch import Watch
 
+from .call.test_gang import FAST, asked, until, user  # noqa: F401  a fixture
 from .pods import replace_text
-from .test_gang import FAST, asked, until, user  # noqa: F401  a fixture
 
 MARK = "opened"
 
@@ -307,7 +308,7 @@ def test_a_pod_of_another_owner_is_no_rank(
     index: str,
 ) -> None:
     """It may have the labels of a worker, as a copy of the Job under another name gives them."""
-    monkeypatch.setattr("torchrun_sdk.manifest.secrets.choice", lambda _: "x")
+    monkeypatch.setattr("torchrun_sdk.cluster.manifest.secrets.choice", lambda _: "x")
     workspace = cluster / "workspace" / "stranger" / ".torchrun-sdk"
     workspace.mkdir(parents=True)
     (workspace / "run.py").write_text('print(\'{"kind": "Raised"}\', flush=True)')

@@ -8,8 +8,8 @@ from torchrun_sdk.serialization import unpack
 from torchrun_sdk.spec import CALLS, FOLDER, RESULTS, STATE_FOLDER, Here, Result
 from torchrun_sdk.worker.call_files import RankFiles, WarmPod
 
+from ..call.test_gang import until
 from ..pods import WAITS, frames
-from ..test_gang import until
 from .test_serve import bring, hang_up, hear, later
 
 

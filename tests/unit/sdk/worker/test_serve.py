@@ -352,7 +352,7 @@ def test_two_clients_never_share_a_pod(tmp_path: Path, monkeypatch: pytest.Monke
         "import sys; from pathlib import Path; from torchrun_sdk.worker.call_files import WarmPod;"
     )
     script += "s = WarmPod(Path(sys.argv[1])); print(s.take_state(), flush=True); sys.stdin.read()"
-    sdk = {"PYTHONPATH": str(Path(__file__).parents[3] / "sdk"), "PATH": os.environ["PATH"]}
+    sdk = {"PYTHONPATH": str(Path(__file__).parents[4] / "sdk"), "PATH": os.environ["PATH"]}
     with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],
         env=sdk, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

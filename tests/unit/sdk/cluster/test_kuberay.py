@@ -13,12 +13,12 @@ import pytest
 
 import torchrun_sdk as kt
 from ports import free_port
-from torchrun_sdk import kuberay, manifest
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.cluster import kuberay, manifest
+from torchrun_sdk.cluster.kubectl import Kubectl
 from torchrun_sdk.spec import Reference
 from torchrun_sdk.worker import control_port
 
-from .pods import SECONDS, replace_text
+from ..pods import SECONDS, replace_text
 
 SECRET = "of-this-call"
 LARGE = {"gpus": 8, "cpus": 32, "memory": "256Gi"}

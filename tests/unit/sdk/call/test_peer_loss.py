@@ -4,11 +4,12 @@ import pytest
 
 from torchrun_api.contract.peer_loss import PEER_LOSS
 from torchrun_controller.reconcile.gang.failures import PEER_WAIT
-from torchrun_sdk import errors, peer_loss
-from torchrun_sdk.call_state import CallState, Wait
+from torchrun_sdk import errors
+from torchrun_sdk.call import peer_loss
+from torchrun_sdk.call.state import CallState, Wait
 from torchrun_sdk.spec import RAISED, Exited, Raised, Result
 
-from .test_call_state import LIMITS, call_state, raised, result, started
+from .test_state import LIMITS, call_state, raised, result, started
 
 LOST = "[gloo] Connection closed by peer [10.0.0.1]:2000"
 

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Callable
 
-from torchrun_sdk.cancel import Cancellation
+from torchrun_sdk.cluster.cancel import Cancellation
 from torchrun_sdk.errors import ClusterError, WrongRequest
 from torchrun_sdk.serialization import LARGEST
 from torchrun_sdk.text import escape

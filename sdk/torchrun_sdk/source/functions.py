@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from torchrun_sdk import notebook_source
 from torchrun_sdk.errors import UsageError
+from torchrun_sdk.source import notebooks
 from torchrun_sdk.spec import CELL, SCRIPT_NAME, Reference
 
 # Files that mark the top directory of a project; the nearest one counts.
@@ -47,9 +47,9 @@ def locate(
         )
     name = function.__module__
     _check_name(function)
-    if notebook_source.is_interactive(function):
+    if notebooks.is_interactive(function):
         top = (root or project(Path.cwd())).resolve()
-        source = notebook_source.module_source(function, values)
+        source = notebooks.module_source(function, values)
         return Project(top, Reference(qualname, script=CELL, path=_paths(top), cell=source))
     file = _file(function)
     top = (root or project(file.parent)).resolve()
@@ -88,7 +88,7 @@ def _check_name(function: Callable[..., Any]) -> None:
 
 def _is_same(found: Any, function: Callable[..., Any]) -> bool:
     """Whether it is the same function, from before its module was loaded again or its cell run."""
-    if notebook_source.is_interactive(function):
+    if notebooks.is_interactive(function):
         return not hasattr(function, "__wrapped__")  # its own source is sent
     if not (inspect.isfunction(function) and inspect.isfunction(found)):
         return False

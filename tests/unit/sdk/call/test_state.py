@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from torchrun_api.kinds.status import TERMINAL
 from torchrun_sdk import errors
-from torchrun_sdk.call_state import CallLimits, CallState, Wait
-from torchrun_sdk.manifest import TERMINAL_PHASES
+from torchrun_sdk.call.state import CallLimits, CallState, Wait
+from torchrun_sdk.cluster.manifest import TERMINAL_PHASES
 from torchrun_sdk.serialization import Packed
 from torchrun_sdk.spec import RAISED, Raised, Removed, Result, Started
 

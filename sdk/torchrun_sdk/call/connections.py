@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Callable
 
+from torchrun_sdk.cluster.kubectl import LONGEST_LINE, Child, Kubectl
+from torchrun_sdk.cluster.manifest import ATTEMPT, CONTAINER, child_job, node_of
+from torchrun_sdk.cluster.watch import Failures
 from torchrun_sdk.errors import ClusterError, SdkError
-from torchrun_sdk.kubectl import LONGEST_LINE, Child, Kubectl
-from torchrun_sdk.manifest import ATTEMPT, CONTAINER, child_job, node_of
 from torchrun_sdk.spec import (
     ENTRY,
     FOLDER,
@@ -35,7 +36,6 @@ from torchrun_sdk.spec import (
     decode,
     dump_call,
 )
-from torchrun_sdk.watch import Failures
 
 _AGAIN = 0.5  # between two attempts to connect to a pod
 _LAST_WORDS = 2.0  # to send the last messages

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from torchrun_sdk.errors import UsageError
-from torchrun_sdk.function_source import locate, project
+from torchrun_sdk.source.functions import locate, project
 from torchrun_sdk.worker.rank import find
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SAYS = """
 import json, sys
-from torchrun_sdk.function_source import locate
+from torchrun_sdk.source.functions import locate
 def says(function):
     found = locate(function)
     print(json.dumps([str(found.root), found.function._asdict()]))

@@ -7,15 +7,15 @@ import time
 from contextlib import ExitStack
 from typing import Any, Callable
 
-from torchrun_sdk.call_log import CallLog, JobLog
-from torchrun_sdk.call_state import CallState, Wait
-from torchrun_sdk.cancel import Cancellation, Cancelled
-from torchrun_sdk.connections import CallDelivery, Connections, MonitorEvent
+from torchrun_sdk.call.connections import CallDelivery, Connections, MonitorEvent
+from torchrun_sdk.call.log import CallLog, JobLog
+from torchrun_sdk.call.state import CallState, Wait
+from torchrun_sdk.cluster.cancel import Cancellation, Cancelled
+from torchrun_sdk.cluster.kubectl import Kubectl
+from torchrun_sdk.cluster.manifest import TERMINAL_PHASES, workers_of
+from torchrun_sdk.cluster.watch import Trouble, Watch
 from torchrun_sdk.errors import CallError, ClusterError, ProtocolError
-from torchrun_sdk.kubectl import Kubectl
-from torchrun_sdk.manifest import TERMINAL_PHASES, workers_of
 from torchrun_sdk.spec import Result
-from torchrun_sdk.watch import Trouble, Watch
 
 Line = Callable[[str], None]
 Note = Callable[[str], None]

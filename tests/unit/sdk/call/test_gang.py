@@ -18,13 +18,17 @@ from types import ModuleType
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import call_log, call_monitor, cli, connections, reattach, watch
-from torchrun_sdk.gang import Gang
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk import cli
+from torchrun_sdk.call import connections, reattach
+from torchrun_sdk.call import log as call_log
+from torchrun_sdk.call import monitor as call_monitor
+from torchrun_sdk.call.gang import Gang
+from torchrun_sdk.cluster import watch
+from torchrun_sdk.cluster.kubectl import Kubectl
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Exited, Result, Started, encode
 
-from .pods import SECONDS, WAITS, changing_job, delete_job, replace_text
+from ..pods import SECONDS, WAITS, changing_job, delete_job, replace_text
 
 pytestmark = pytest.mark.long  # processes
 
@@ -154,7 +158,7 @@ def test_in_a_pod_commands_select_the_namespace_of_its_service_account(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "namespace").write_text("team-a\n")
-    file = "torchrun_sdk.kubectl._SERVICE_ACCOUNT_NAMESPACE"
+    file = "torchrun_sdk.cluster.kubectl._SERVICE_ACCOUNT_NAMESPACE"
     monkeypatch.setattr(file, tmp_path / "namespace")
     Kubectl().run("get", "pods")
     assert asked(cluster).splitlines()[-1] == "kubectl --namespace=team-a get pods"
@@ -204,8 +208,8 @@ def test_warm_pods_run_edited_code_and_survive_failures(
 
 
 def _key(remote: kt.Remote, user: ModuleType) -> str:
-    from torchrun_sdk.function_source import locate
-    from torchrun_sdk.manifest import gang_key
+    from torchrun_sdk.cluster.manifest import gang_key
+    from torchrun_sdk.source.functions import locate
 
     project = locate(remote.torchrun_function)
     return gang_key(remote._resolved_compute(), project.function, project.root)
@@ -322,7 +326,7 @@ def test_ctrl_c_detaches_and_prints_how_to_reattach(cluster: Path, tmp_path: Pat
     script = tmp_path / "project" / "script.py"
     script.parent.mkdir()
     script.write_text(textwrap.dedent(SCRIPT))
-    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "sdk")}
+    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4] / "sdk")}
     process = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path / "go")], env=sdk, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -344,7 +348,7 @@ def test_ctrl_c_during_the_upload_deletes_the_job(cluster: Path, tmp_path: Path)
     script = tmp_path / "project" / "script.py"
     script.parent.mkdir()
     script.write_text(textwrap.dedent(SCRIPT))
-    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "sdk")}
+    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4] / "sdk")}
     process = subprocess.Popen(
         [sys.executable, str(script), "x"], env=sdk, text=True, stderr=subprocess.PIPE
     )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchrun_sdk import kuberay
+from torchrun_sdk.cluster import kuberay
 from torchrun_sdk.compute import Compute, Volume
 from torchrun_sdk.spec import ENTRY, FOLDER, RAISED, Reference
 
@@ -109,7 +109,7 @@ def _user() -> str:
 def _version() -> str:
     """The digest of the content of this package."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

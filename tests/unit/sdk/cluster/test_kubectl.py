@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import kubectl
-from torchrun_sdk.kubectl import Child, run_attached
+from torchrun_sdk.cluster import kubectl
+from torchrun_sdk.cluster.kubectl import Child, run_attached
 
-from .pods import SECONDS
-from .test_gang import until
+from ..call.test_gang import until
+from ..pods import SECONDS
 
 
 def program(text: str) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_child_ends_with_the_client(sent: signal.Signals) -> None:
     """It prints nothing meanwhile, as a watch without changes."""
     text = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
     client = (
-        "import sys, threading; from torchrun_sdk.kubectl import Child\n"
+        "import sys, threading; from torchrun_sdk.cluster.kubectl import Child\n"
         f"child = Child([sys.executable, '-c', {text!r}], lambda line: print(line, flush=True))\n"
         "threading.Event().wait()"
     )
@@ -108,7 +108,7 @@ def test_a_child_can_be_closed_after_a_fork() -> None:
 )
 def test_a_client_outlives_its_child(before: str) -> None:
     client = f"""
-from torchrun_sdk.kubectl import Child
+from torchrun_sdk.cluster.kubectl import Child
 {before}
 lines = []
 child = Child(["/bin/cat"], lines.append)
@@ -134,7 +134,7 @@ def test_a_child_leaves_no_process_behind(words: list[str]) -> None:
     """The client may be the first process of a container, which inherits orphans."""
     client = f"""
 import ctypes, os
-from torchrun_sdk.kubectl import Child
+from torchrun_sdk.cluster.kubectl import Child
 assert ctypes.CDLL(None).prctl(36, 1) == 0  # PR_SET_CHILD_SUBREAPER
 for _ in range(20):
     child = Child({words!r}, lambda line: None)

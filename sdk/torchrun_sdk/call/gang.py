@@ -11,12 +11,15 @@ import threading
 import time
 from pathlib import Path
 
-from torchrun_sdk import kuberay, own_jobs
-from torchrun_sdk.call_monitor import CallMonitor, Line, Note, PodsUnavailableError
-from torchrun_sdk.call_state import CallLimits, CallState
-from torchrun_sdk.cancel import Cancellation, Cancelled
+from torchrun_sdk.call.connections import CallDelivery
+from torchrun_sdk.call.monitor import CallMonitor, Line, Note, PodsUnavailableError
+from torchrun_sdk.call.reattach import results_after
+from torchrun_sdk.call.state import CallLimits, CallState
+from torchrun_sdk.cluster import kuberay, own_jobs
+from torchrun_sdk.cluster.cancel import Cancellation, Cancelled
+from torchrun_sdk.cluster.kubectl import Kubectl
+from torchrun_sdk.cluster.manifest import TERMINAL_PHASES, build
 from torchrun_sdk.compute import Compute
-from torchrun_sdk.connections import CallDelivery
 from torchrun_sdk.errors import (
     CallError,
     CallTimeout,
@@ -25,9 +28,6 @@ from torchrun_sdk.errors import (
     LaunchTimeout,
     QuorumTimeout,
 )
-from torchrun_sdk.kubectl import Kubectl
-from torchrun_sdk.manifest import TERMINAL_PHASES, build
-from torchrun_sdk.reattach import results_after
 from torchrun_sdk.spec import ENTRY, FOLDER, SCRIPT_NAME, Call, Result, write_call
 
 _ENTRY = """import sys
@@ -252,7 +252,7 @@ class Gang:
 
 def write_overlay(folder: Path, call: Call) -> None:
     """Write the files that the pods need in addition to the project: this package and the call."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     shutil.copytree(
         package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
     )

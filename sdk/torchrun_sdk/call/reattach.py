@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from contextlib import closing
 from typing import Any
 
-from torchrun_sdk import own_jobs
-from torchrun_sdk.call_monitor import CallMonitor, Line, Note
-from torchrun_sdk.call_state import MISSING, CallLimits, CallState
+from torchrun_sdk.call.monitor import CallMonitor, Line, Note
+from torchrun_sdk.call.results import open_results
+from torchrun_sdk.call.state import MISSING, CallLimits, CallState
+from torchrun_sdk.cluster import own_jobs
+from torchrun_sdk.cluster.kubectl import Kubectl, output_lines
+from torchrun_sdk.cluster.manifest import APP, GANG, LABEL, TERMINAL_PHASES
 from torchrun_sdk.errors import (
     CallError,
     ClusterError,
@@ -21,9 +24,6 @@ from torchrun_sdk.errors import (
     UntrustedPickle,
     UsageError,
 )
-from torchrun_sdk.kubectl import Kubectl, output_lines
-from torchrun_sdk.manifest import APP, GANG, LABEL, TERMINAL_PHASES
-from torchrun_sdk.results import open_results
 from torchrun_sdk.serialization import FORMATS
 from torchrun_sdk.spec import (
     STATE_FOLDER,

@@ -11,9 +11,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from torchrun_sdk.cluster.kubectl import Kubectl
 from torchrun_sdk.compute import Compute, cpu_only
 from torchrun_sdk.errors import ClusterError, UsageError
-from torchrun_sdk.kubectl import Kubectl
 from torchrun_sdk.worker import control_port
 from torchrun_sdk.worker.ray import DASHBOARD, PORT
 

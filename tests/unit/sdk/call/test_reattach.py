@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import call_state, cli, kubectl, reattach
-from torchrun_sdk.call_monitor import CallMonitor
-from torchrun_sdk.call_state import CallLimits, CallState
-from torchrun_sdk.gang import Gang
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk import cli
+from torchrun_sdk.call import reattach
+from torchrun_sdk.call import state as call_state
+from torchrun_sdk.call.gang import Gang
+from torchrun_sdk.call.monitor import CallMonitor
+from torchrun_sdk.call.state import CallLimits, CallState
+from torchrun_sdk.cluster import kubectl
+from torchrun_sdk.cluster.kubectl import Kubectl
 from torchrun_sdk.serialization import pack, unpack
 from torchrun_sdk.spec import (
     RAISED,
@@ -25,7 +28,7 @@ from torchrun_sdk.spec import (
     encode,
 )
 
-from .pods import replace_text
+from ..pods import replace_text
 
 SUCCEEDED = {"phase": "Succeeded"}
 

@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import gang
-from torchrun_sdk.kubectl import Kubectl
+from torchrun_sdk.call import gang
+from torchrun_sdk.cluster.kubectl import Kubectl
 
 from .test_gang import asked, user  # noqa: F401  a fixture
 

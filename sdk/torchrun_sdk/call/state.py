@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from torchrun_sdk.call.peer_loss import PEER_WAIT, is_peer_loss
+from torchrun_sdk.cluster.manifest import TERMINAL_PHASES
 from torchrun_sdk.errors import (
     CallError,
     CallTimeout,
@@ -16,8 +18,6 @@ from torchrun_sdk.errors import (
     RankExited,
     remote_exception,
 )
-from torchrun_sdk.manifest import TERMINAL_PHASES
-from torchrun_sdk.peer_loss import PEER_WAIT, is_peer_loss
 from torchrun_sdk.spec import RAISED, Exited, Frame, Raised, Removed, Result, Started
 
 # Seconds after the first exception: earlier ones of other nodes may still arrive.

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_sdk import call_log
-from torchrun_sdk.call_log import JobLog
+from torchrun_sdk.call import log as call_log
+from torchrun_sdk.call.log import JobLog
+from torchrun_sdk.cluster.kubectl import Kubectl
 from torchrun_sdk.errors import WrongRequest
-from torchrun_sdk.kubectl import Kubectl
 
-from .pods import SECONDS
+from ..pods import SECONDS
 from .test_gang import until
 
 pytestmark = pytest.mark.long  # processes

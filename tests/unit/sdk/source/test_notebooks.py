@@ -13,11 +13,11 @@ import pytest
 from torchrun_sdk.serialization import FORMATS, Packed, here, pack, unpack
 from torchrun_sdk.spec import Raised, Reference, Result
 
-from .pods import SECONDS, frames
+from ..pods import SECONDS, frames
 
 pytestmark = pytest.mark.long  # processes
 
-SDK = str(Path(__file__).parents[3] / "sdk")
+SDK = str(Path(__file__).parents[4] / "sdk")
 # Like IPython and Jupyter: cells are in linecache, under a name that is no file.
 NOTEBOOK = """
 import ast, code, linecache, sys
@@ -33,7 +33,7 @@ for number, text in enumerate(sys.stdin.read().split("# %%\\n")):
 """
 SHOW = """
 import json as _json
-from torchrun_sdk.function_source import locate as _locate
+from torchrun_sdk.source.functions import locate as _locate
 _found = _locate(getattr(f, "torchrun_function", f))
 print("FOUND", _json.dumps(_found.function._asdict()))
 """

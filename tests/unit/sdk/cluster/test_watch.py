@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from torchrun_sdk import watch
-from torchrun_sdk.kubectl import Child, Kubectl
-from torchrun_sdk.watch import Failures, Trouble, Watch
+from torchrun_sdk.cluster import watch
+from torchrun_sdk.cluster.kubectl import Child, Kubectl
+from torchrun_sdk.cluster.watch import Failures, Trouble, Watch
 
-from .pods import SECONDS
-from .test_gang import until
+from ..call.test_gang import until
+from ..pods import SECONDS
 from .test_kubectl import program
 
 pytestmark = pytest.mark.long  # processes

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Callable
 
-from torchrun_sdk.kubectl import PLUGIN_USAGE, Child, Kubectl, reason
+from torchrun_sdk.cluster.kubectl import PLUGIN_USAGE, Child, Kubectl, reason
 from torchrun_sdk.spec import END_OF_CALL, Lines
 from torchrun_sdk.text import log_line
 

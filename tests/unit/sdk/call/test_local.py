@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from .pods import SECONDS
+from ..pods import SECONDS
 
 pytestmark = pytest.mark.long  # processes
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SOURCES = ("api", "controller", "runtime", "plugin", "sdk")
 SCRIPT = """\
 import os, signal, time

@@ -3,7 +3,7 @@
 import pytest
 
 from torchrun_api import names
-from torchrun_sdk.manifest import child_job
+from torchrun_sdk.cluster.manifest import child_job
 
 
 @pytest.mark.parametrize("attempt", [0, 1, 12])

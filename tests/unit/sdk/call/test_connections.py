@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import torchrun_sdk as kt
-from torchrun_sdk import connections
-from torchrun_sdk.connections import CallDelivery, Connections, MonitorEvent, _Pod
-from torchrun_sdk.kubectl import Child, Kubectl
+from torchrun_sdk.call import connections
+from torchrun_sdk.call.connections import CallDelivery, Connections, MonitorEvent, _Pod
+from torchrun_sdk.cluster.kubectl import Child, Kubectl
 from torchrun_sdk.serialization import pack
 from torchrun_sdk.spec import Call, Here, Lines, Reference, Wants, encode
 

@@ -10,7 +10,7 @@ import pytest
 
 import torchrun_sdk as kt
 
-from .pods import SECONDS
+from ..pods import SECONDS
 
 pytestmark = pytest.mark.long  # processes
 
@@ -47,7 +47,7 @@ def test_classes_of_a_script_are_found_on_the_client(cluster: Path, tmp_path: Pa
     script = tmp_path / "project" / "script.py"
     script.parent.mkdir()
     script.write_text(SCRIPT)
-    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "sdk")}
+    sdk = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4] / "sdk")}
     command = [sys.executable, str(script)]
     run = subprocess.run(command, env=sdk, text=True, capture_output=True, timeout=5 * SECONDS)
     assert run.returncode == 0, run.stderr

@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torchrun_sdk.call_monitor import Line
+from torchrun_sdk.call.gang import write_overlay
+from torchrun_sdk.call.monitor import Line
+from torchrun_sdk.call.reattach import outcome
+from torchrun_sdk.cluster.kubectl import NO_DEFAULTS, PLUGIN_USAGE, Child, find_plugin, reason
+from torchrun_sdk.cluster.manifest import build
 from torchrun_sdk.compute import Compute
 from torchrun_sdk.errors import CallTimeout, ClusterError, JobFailed, UsageError
-from torchrun_sdk.gang import write_overlay
-from torchrun_sdk.kubectl import NO_DEFAULTS, PLUGIN_USAGE, Child, find_plugin, reason
-from torchrun_sdk.manifest import build
-from torchrun_sdk.reattach import outcome
 from torchrun_sdk.spec import (
     CALL_FILE,
     ENTRY,

@@ -6,7 +6,7 @@ import json
 import threading
 from typing import Any, Callable, NamedTuple
 
-from torchrun_sdk.kubectl import Child, Kubectl
+from torchrun_sdk.cluster.kubectl import Child, Kubectl
 
 _PAUSE = 1.0  # between two watches
 # Failures in a row: of a request that the cluster refuses, until it is an error; of another one,

@@ -1,0 +1,1 @@
+"""One call: its gang and the connections to it, its log, its state and its results."""
