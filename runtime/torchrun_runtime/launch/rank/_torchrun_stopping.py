@@ -91,7 +91,7 @@ class Calls:
         self._slot[CALL] = pack_call(self._count, LEFT)
 
 
-class Rank:
+class RankCalls:
     """The calls of this process. Raises OSError or ValueError if it cannot take part."""
 
     def __init__(self, folder: str, rank: str) -> None:

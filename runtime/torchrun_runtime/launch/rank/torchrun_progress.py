@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Literal
 
-    from torchrun_runtime.launch.rank._torchrun_stopping import Rank
+    from torchrun_runtime.launch.rank._torchrun_stopping import RankCalls
 
 __all__ = ["idle", "report", "save_requested", "stopping"]
 
@@ -32,7 +32,7 @@ _FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
 _PAUSE = 1.0  # seconds between two writes
 _next_write = 0.0
 _values: dict[str, object] = {}
-_stops: Rank | Literal[False] | None = None
+_stops: RankCalls | Literal[False] | None = None
 
 
 def report(
@@ -113,15 +113,15 @@ def save_requested() -> bool:
     return _stops.saves if _stops else False
 
 
-def _take_part() -> Rank | Literal[False]:
+def _take_part() -> RankCalls | Literal[False]:
     """The calls of this rank; False if its process takes no part in a planned stop."""
     if not _FOLDER or current_process().name != "MainProcess":
         return False
     try:
         import _torchrun_stopping  # type: ignore[import-not-found]  # beside this file
 
-        rank: Rank = _torchrun_stopping.Rank(_FOLDER, _rank())
-        return rank
+        calls: RankCalls = _torchrun_stopping.RankCalls(_FOLDER, _rank())
+        return calls
     except Exception:
         return False
 
