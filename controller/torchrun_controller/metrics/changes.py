@@ -12,21 +12,17 @@ from torchrun_api.kinds.status import TERMINAL, Attempt, TorchrunJobStatus
 from torchrun_controller.metrics.registry import Metrics
 from torchrun_controller.reconcile.gang.gang import RESIZES
 from torchrun_controller.reconcile.gang.restarts import INTENDED_ENDS
+from torchrun_controller.reconcile.job.status import WARNINGS
 from torchrun_controller.reconcile.model.observed import Observed
 from torchrun_controller.reconcile.model.times import order_of
 from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.spec.admission_status import REQUESTED
 from torchrun_controller.reconcile.workspace.sync_pods import read_result
 
 _MAX_EXEMPLAR = 110  # OpenMetrics allows 128 characters for names and values together
 
 # Conditions that also change within a phase.
-_UNRELATED_CONDITIONS = frozenset(
-    {
-        *("Scheduled", "Admitted", "NotYetSupported", "StorageShared", "FullSize"),
-        *("WorkspaceUpToDate", "WritesAccepted", "StorageReady", "Distributed"),
-        "SlowNetwork",
-    }
-)
+_UNRELATED_CONDITIONS = (WARNINGS | {"Scheduled", "Admitted"}) - {REQUESTED}
 
 
 def phase_since(job: TorchrunJob) -> datetime | None:
