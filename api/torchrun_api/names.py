@@ -95,6 +95,9 @@ FENCE = f"{GROUP}/fence"
 # lost or suspended: the restarts in the same pods so far, and the number of the first round, as in
 # "2 3".
 IN_PLACE = f"{GROUP}/restarts-in-place"
+# Annotation of a worker, in the template of its Job, or set with START if there are newer ones: the
+# complete checkpoints from which the ranks may resume, as ASCII JSON, the newest first.
+COMPLETE_CHECKPOINTS = f"{GROUP}/checkpoints"
 # Annotation of a worker: when the controller last changed one of those above.
 NOTIFICATION_TIME = f"{GROUP}/notification-time"
 

@@ -232,6 +232,14 @@ EDIT_WAIT_SECONDS = Variable(
 )
 
 # Ranks.
+RESUME_FILE = Variable(
+    "TORCHRUN_RESUME_FILE",
+    PATH,
+    (RANK, USER),
+    'File with the checkpoint to resume from, as {"step": 1200, "path": "/checkpoints/step-1200"}.'
+    " Always set. The file does not exist if there is no checkpoint.",
+    set_by=(LAUNCHER,),
+)
 LAUNCH_REPORTS = Variable(
     "TORCHRUN_LAUNCH_REPORTS",
     PATH,

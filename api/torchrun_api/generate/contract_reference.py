@@ -24,7 +24,9 @@ _MODULE = '''"""The contract with the controller and the sync pod: names that bo
 Generated from torchrun_api (contract, names, exit_codes, contents, peer_loss) by `make generate`.
 """
 '''
-_ANNOTATIONS = ("START", "FENCE", "IN_PLACE", "REVISION", "SERVED", "DEVELOPMENT")
+_ANNOTATIONS = (
+    *("START", "FENCE", "IN_PLACE", "COMPLETE_CHECKPOINTS", "REVISION", "SERVED", "DEVELOPMENT"),
+)
 
 _PAGE = """# Environment variables
 

@@ -88,6 +88,11 @@ DEFINITIONS = (
                 "Samples per second.",
                 wide=True,
             ),
+            Column(
+                *("Checkpoint", "integer", ".status.lastCheckpoint.step"),
+                "Step of the last complete checkpoint.",
+                wide=True,
+            ),
             _AGE,
         ),
         scale=Scale(".spec.numNodes", ".status.numNodes", ".status.selector"),

@@ -353,6 +353,13 @@ METADATA_KEYS = (
         "Older workers on lost machines that the launcher fences before the ranks start.",
     ),
     _annotation(
+        names.COMPLETE_CHECKPOINTS,
+        "worker",
+        _BY_CONTROLLER,
+        (CONTROLLER, LAUNCHER),
+        "Complete checkpoints from which the ranks may resume, as JSON, the newest first.",
+    ),
+    _annotation(
         names.IN_PLACE,
         "worker",
         _BY_CONTROLLER,

@@ -113,6 +113,7 @@ class ChildAnnotations(Wire, frozen=True, kw_only=True):
     fence: str = field(default="", name="torchrun.ai/fence")
     local_checkpoints: str = field(default="", name="torchrun.ai/local-checkpoints")
     restarts_in_place: str = field(default="", name="torchrun.ai/restarts-in-place")
+    checkpoints: str = field(default="", name="torchrun.ai/checkpoints")
     notification_time: str = field(default="", name="torchrun.ai/notification-time")
     gang: str = field(default="", name="torchrun.ai/gang")
 

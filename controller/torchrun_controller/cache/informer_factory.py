@@ -175,20 +175,22 @@ class InformerFactory:
         return namespace, cached_pod.metadata.labels.torchrun_job
 
     def worker(self, namespace: str, pod: str, uid: str) -> ReportingWorker | None:
-        """Return the worker of a pod; None if it is not of the current attempt of a job."""
+        """Return the worker of a pod; None if it is of no attempt of a job that exists."""
         cached_pod = self._pod(namespace, pod, uid)
         if cached_pod is None:
             return None
         job = cached_pod.metadata.labels.torchrun_job
         observed = self.observe(namespace, job)
-        if (
-            observed is None
-            or not observed.gang.child_jobs
-            or cached_pod not in observed.gang.workers
-        ):
+        if observed is None:
             return None
-        child_uid = observed.gang.current_job.metadata.uid
-        return ReportingWorker((namespace, job), child_uid, index_of(cached_pod) == 0)
+        key, job_uid = (namespace, job), observed.job.metadata.uid
+        is_leader = index_of(cached_pod) == 0
+        if observed.gang.child_jobs and cached_pod in observed.gang.workers:
+            child_uid = observed.gang.current_job.metadata.uid
+            return ReportingWorker(key, child_uid, is_leader, job_uid)
+        if cached_pod.metadata.labels.job_uid == job_uid:
+            return ReportingWorker(key, "", is_leader, job_uid, is_current=False)
+        return None
 
     def _pod(self, namespace: str, name: str, uid: str) -> Pod | None:
         cached_pod = self.caches.pods.get(namespace, name)

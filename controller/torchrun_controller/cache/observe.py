@@ -35,6 +35,7 @@ from torchrun_controller.reconcile.pods.lifecycle import (
     MAY_RUN,
     alive,
     attempt_of,
+    index_of,
     is_worker_of,
     state_of,
 )
@@ -212,6 +213,14 @@ def observe(
             progress=reports.of((namespace, name), latest),
             restarts=reports.restarts_of((namespace, name), latest),
             has_reported=reports.has_any((namespace, name), latest),
+            checkpoints=reports.checkpoints_of((namespace, name), uid),
+            former_leaders=tuple(
+                pod
+                for pod in pods.former_workers
+                if pod.metadata.labels.job_uid == uid
+                and index_of(pod) == 0
+                and pod not in stale_pods
+            ),
         ),
         workspace=ObservedWorkspace(
             claims=tuple(claims),

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from torchrun_api.kinds.status import Progress
+from torchrun_api.kinds.status import Checkpoint, Progress
+from torchrun_controller.reconcile.gang.checkpoints import merge
 from torchrun_controller.reconcile.model.observed import RestartsInPlace
 
 Key: TypeAlias = tuple[str, str]
@@ -18,11 +19,17 @@ FRESH = timedelta(minutes=1)
 
 
 class ReportingWorker(Struct, frozen=True):
-    """A worker of the current attempt: its job, and the UID of the child Job that controls it."""
+    """A worker of a job, and the UID of the child Job of the current attempt that controls it.
+
+    is_leader: of its gang, as the worker of node 0. is_current: False for a worker of an earlier
+    attempt that still ends; child_uid is empty then.
+    """
 
     job: Key
     child_uid: str
-    is_leader: bool = True  # of its gang: the worker of node 0
+    is_leader: bool = True
+    job_uid: str = ""
+    is_current: bool = True
 
 
 class LatestReport(Struct, frozen=True):
@@ -41,6 +48,14 @@ class RestartReport(Struct, frozen=True):
     received: float
 
 
+class CheckpointReport(Struct, frozen=True):
+    """The last checkpoints of a job, which attempts share; `job_uid` is the UID of the job."""
+
+    job_uid: str
+    checkpoints: tuple[Checkpoint, ...]
+    received: float
+
+
 class Totals(Struct, frozen=True):
     """Sums over the jobs that reported within the last minute."""
 
@@ -55,6 +70,7 @@ class Reports:
         self._clock = clock
         self._newest: dict[Key, LatestReport] = {}
         self._restarts: dict[Key, RestartReport] = {}
+        self._checkpoints: dict[Key, CheckpointReport] = {}
 
     def put(self, job: Key, child_uid: str, progress: Progress) -> None:
         """Replace the progress of the job."""
@@ -63,6 +79,16 @@ class Reports:
     def put_restarts(self, job: Key, child_uid: str, restarts: RestartsInPlace) -> None:
         """Replace the restarts in place of the job."""
         self._restarts[job] = RestartReport(child_uid, restarts, self._clock())
+
+    def put_checkpoints(self, job: Key, job_uid: str, checkpoints: tuple[Checkpoint, ...]) -> None:
+        """Add checkpoints of the job; only the newest are kept."""
+        newest = merge(self.checkpoints_of(job, job_uid), checkpoints)
+        self._checkpoints[job] = CheckpointReport(job_uid, newest, self._clock())
+
+    def checkpoints_of(self, job: Key, job_uid: str) -> tuple[Checkpoint, ...]:
+        """Return the newest checkpoints that node 0 of any attempt reported, the newest first."""
+        report = self._checkpoints.get(job)
+        return report.checkpoints if report is not None and report.job_uid == job_uid else ()
 
     def of(self, job: Key, child_uid: str) -> Progress | None:
         """Return the last progress that workers of this child Job reported."""
@@ -88,7 +114,7 @@ class Reports:
 
     def age(self, job: Key) -> float:
         """Return the seconds since the last report of the job, infinity without one."""
-        reports = (self._newest.get(job), self._restarts.get(job))
+        reports = (self._newest.get(job), self._restarts.get(job), self._checkpoints.get(job))
         times = [report.received for report in reports if report is not None]
         return self._clock() - max(times) if times else math.inf
 
@@ -96,6 +122,7 @@ class Reports:
         """Drop the reports of a deleted job."""
         self._newest.pop(job, None)
         self._restarts.pop(job, None)
+        self._checkpoints.pop(job, None)
 
     def totals(self) -> Totals:
         """Return the sums for metrics, without jobs that stopped reporting."""

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from torchrun_api.kinds.job import TorchrunJob
-from torchrun_api.kinds.status import TERMINAL, Progress
+from torchrun_api.kinds.status import TERMINAL, Checkpoint, Progress
 from torchrun_controller.cache.observe import Key
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.labels import MAX_LENGTH
@@ -81,8 +81,12 @@ class PerJobMetrics(Collector):
         if self._leads():
             for key in self._exported:
                 job = self._get(*key)
-                if job is not None and (progress := self._progress(key) or job.status.progress):
+                if job is None:
+                    continue
+                if progress := self._progress(key) or job.status.progress:
                     families.add(job, progress)
+                if job.status.last_checkpoint is not None:
+                    families.add_checkpoint(job, job.status.last_checkpoint)
         yield from families.all()
 
 
@@ -95,6 +99,13 @@ class _Families:
         self.samples = _family(
             "samples_per_second", "Samples per second reported by torchrun_progress.report."
         )
+        self.checkpoint_step = _family(
+            "checkpoint_step", "Step of the last complete checkpoint in the status."
+        )
+        self.checkpoint_time = _family(
+            "checkpoint_timestamp_seconds",
+            "Unix time of the last complete checkpoint in the status.",
+        )
 
     def all(self) -> Iterator[Metric]:
         """Iterate over the families."""
@@ -102,7 +113,7 @@ class _Families:
 
     def add(self, job: TorchrunJob, progress: Progress) -> None:
         """Add the values of one job."""
-        labels = job.metadata.namespace[:MAX_LENGTH], job.metadata.name[:MAX_LENGTH]
+        labels = _labels(job)
         for family, value in (
             (self.step, progress.step),
             (self.loss, progress.loss),
@@ -110,6 +121,16 @@ class _Families:
         ):
             if value is not None:
                 family.add_metric(labels, value)
+
+    def add_checkpoint(self, job: TorchrunJob, checkpoint: Checkpoint) -> None:
+        """Add the last checkpoint of one job."""
+        labels = _labels(job)
+        self.checkpoint_step.add_metric(labels, checkpoint.step)
+        self.checkpoint_time.add_metric(labels, checkpoint.time.timestamp())
+
+
+def _labels(job: TorchrunJob) -> tuple[str, str]:
+    return job.metadata.namespace[:MAX_LENGTH], job.metadata.name[:MAX_LENGTH]
 
 
 def _family(name: str, help_text: str) -> GaugeMetricFamily:

@@ -122,7 +122,7 @@ def job_table(
     """Lines; the newest job is last, next to the prompt. wide: with the columns GPUs to message."""
     head = ["NAMESPACE"] * everywhere + [
         *("NAME", "QUEUE", "NODES", "PHASE", "PROGRESS", *(["AGE"] * ages), "REASON"),
-        *(("GPUS", "RESTARTS", "IMAGE", "MESSAGE") if wide else ()),
+        *(("GPUS", "RESTARTS", "CHECKPOINT", "IMAGE", "MESSAGE") if wide else ()),
     ]
     rows = [
         [job.metadata.namespace] * everywhere
@@ -147,6 +147,7 @@ def _wide_cells(job: JobSlice) -> tuple[str, ...]:
     return (
         "-" if gpus is None else str(gpus),
         str(status.restarts),
+        "-" if status.last_checkpoint is None else str(status.last_checkpoint.step),
         job.spec.image or "-",
         status.message,
     )

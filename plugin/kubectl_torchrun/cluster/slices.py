@@ -116,6 +116,14 @@ class ProgressSlice(Wire, frozen=True, kw_only=True):
     time: datetime | None = None
 
 
+class CheckpointSlice(Wire, frozen=True, kw_only=True):
+    """A complete checkpoint."""
+
+    step: int = 0
+    path: str = ""
+    time: datetime | None = None
+
+
 class NetworkSlice(Wire, frozen=True, kw_only=True):
     """A network that NCCL uses on some nodes. device: of Socket or libfabric, else empty."""
 
@@ -143,6 +151,7 @@ class JobStatusSlice(Wire, frozen=True, kw_only=True):
     gpus: int | None = None
     progress: ProgressSlice | None = None
     estimated_remaining_seconds: int | None = None
+    last_checkpoint: CheckpointSlice | None = None
     network: tuple[NetworkSlice, ...] = ()
     attempt: int = 0
     conditions: tuple[Condition, ...] = ()

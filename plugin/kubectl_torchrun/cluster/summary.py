@@ -2,14 +2,20 @@
 
 from datetime import datetime
 
-from kubectl_torchrun.cluster.slices import AttemptSlice, JobSlice, NetworkSlice
+from kubectl_torchrun import output
+from kubectl_torchrun.cluster.slices import (
+    AttemptSlice,
+    CheckpointSlice,
+    JobSlice,
+    NetworkSlice,
+)
 
 _WARNINGS = frozenset({"NotYetSupported", "SlowNetwork"})  # conditions that warn if they are True
 
 
 def status_lines(job: JobSlice) -> list[str]:
-    """Lines: phase, reason, conditions that are not met or warn, NCCL's network, restarts and
-    earlier attempts.
+    """Lines: phase, reason, conditions that are not met or warn, NCCL's network, the last
+    checkpoint, restarts and earlier attempts.
     """
     status = job.status
     lines = [f"{job.metadata.name}: {status.phase or 'new'}"]
@@ -24,6 +30,8 @@ def status_lines(job: JobSlice) -> list[str]:
     ]
     if status.network:
         lines.append(f"  NCCL uses {', '.join(map(_describe_network, status.network))}")
+    if status.last_checkpoint is not None:
+        lines.append(f"  last checkpoint: {_describe_checkpoint(status.last_checkpoint)}")
     if status.attempts:
         lines.append(f"  restarts: {status.restarts} counted, {status.disruptions} not counted")
     lines += [
@@ -36,6 +44,11 @@ def status_lines(job: JobSlice) -> list[str]:
 def _describe_network(use: NetworkSlice) -> str:
     name = f"{use.transport} over {use.device}" if use.device else use.transport
     return f"{name} on {use.nodes} {'node' if use.nodes == 1 else 'nodes'}"
+
+
+def _describe_checkpoint(checkpoint: CheckpointSlice) -> str:
+    age = f" ({output.age(checkpoint.time)} ago)" if checkpoint.time else ""
+    return f"step {checkpoint.step}{age} {checkpoint.path}"
 
 
 def _name(attempt: AttemptSlice) -> str:

@@ -25,7 +25,7 @@ from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.meta import Condition
 from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_api.kinds.resources import JOBS, PODS, SERVICES, TORCHRUN_JOBS
-from torchrun_api.kinds.status import Progress, TorchrunJobStatus
+from torchrun_api.kinds.status import Checkpoint, Progress, TorchrunJobStatus
 from torchrun_controller.reconcile import Observed
 from torchrun_controller.reconcile.model.observed import (
     Installed,
@@ -57,7 +57,8 @@ class Stop(msgspec.Struct, frozen=True):
 class LocalObjects:
     """The objects of one job. Times are arguments: nothing here reads a clock or starts a process.
 
-    `progress` and `restarts` are the last reports of the launchers, by the UID of their Job.
+    `progress` and `restarts` are the last reports of the launchers, by the UID of their Job, and
+    `checkpoints` those of all.
     """
 
     def __init__(self, job: TorchrunJob, queue: TorchrunQueue) -> None:
@@ -67,6 +68,7 @@ class LocalObjects:
         self.annotations: dict[str, dict[str, str]] = {}  # of pods, by their UID
         self.progress: dict[str, Progress] = {}
         self.restarts: dict[str, RestartsInPlace] = {}
+        self.checkpoints: tuple[Checkpoint, ...] = ()
         self._jobs: dict[str, Job] = {}
         self._pods: dict[str, Pod] = {}
         self._service: Service | None = None
@@ -85,6 +87,7 @@ class LocalObjects:
             service=self._service,
             progress=self.progress.get(newest),
             restarts=self.restarts.get(newest, RestartsInPlace()),
+            checkpoints=self.checkpoints,
             has_reported=newest in self.progress or newest in self.restarts,
         )
         cluster = ObservedCluster(installed=Installed())

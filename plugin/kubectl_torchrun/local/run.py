@@ -57,6 +57,7 @@ from torchrun_api.json import object_at, objects_at
 from torchrun_api.kinds.core import Pod
 from torchrun_api.kinds.status import Progress
 from torchrun_controller.reconcile import Apply, Defaults, Delete, Plan, StatusWrite, reconcile
+from torchrun_controller.reconcile.gang.checkpoints import merge
 from torchrun_controller.reconcile.model.observed import ProgressReport
 from torchrun_controller.reconcile.pods.lifecycle import index_of
 
@@ -316,7 +317,9 @@ class _LocalRun:
         owner = owners.get(uid)
         if owner is None:
             return
-        if report.restarts_in_place is not None:
+        if report.checkpoints is not None:
+            self._objects.checkpoints = merge(self._objects.checkpoints, report.checkpoints)
+        elif report.restarts_in_place is not None:
             self._objects.restarts[owner] = report.restarts_in_place
         else:
             self._objects.progress[owner] = Progress(

@@ -12,6 +12,7 @@ from typing import Iterator, MutableMapping, Sequence
 
 from . import contract, podinfo, torchrun
 from .cause import Cause, LaunchError
+from .checkpoints import CheckpointReporter, describe
 from .command import Run, decide
 from .command_end import (
     cause_after_leftovers,
@@ -57,6 +58,7 @@ def main() -> int:
         signal.signal(number, lambda number, _: _stop_now(log, number))
     cause = _launch(log, setup_only=sys.argv[1:] == ["setup"])
     if cause is None:
+        log.write_success()
         return 0
     log.write(cause.body())
     return cause.exit_code
@@ -102,6 +104,7 @@ class Launcher:
         self._copy: Copy | None = None  # of the log
         self._fence: FencingWatchdog | None = None
         self._waiting_reporter: Reporter | None = None  # while the gang waits for an edit
+        self._checkpoints: CheckpointReporter | None = None  # of node 0
 
     def prepare(self) -> None:
         """Copy the workspace, and create the job's environment in a setup pod.
@@ -135,10 +138,12 @@ class Launcher:
         self._preparation = RoundPreparation(settings, self._program.script, self._reload)
         with self._copied_log():
             self._rounds = self._join_gang()
+            self._keep_checkpoints()
             try:
                 return self._run_rounds()
             finally:
                 self._program.store.close()
+                self._report_last_checkpoints()
                 self._rounds.close()
 
     # Before the first round
@@ -229,6 +234,22 @@ class Launcher:
             failed_state="" if self._state else settings.state_dir,
         )
 
+    def _keep_checkpoints(self) -> None:
+        """Report complete checkpoints from node 0, also in its termination message."""
+        rounds, settings = self._rounds, self._settings
+        if not settings.gang.is_leader or settings.node not in ("", "0"):
+            return
+        self._checkpoints = CheckpointReporter(lambda: rounds.checkpoints().newest)
+        self._termination_log.checkpoints = lambda: describe(rounds.checkpoints().newest)
+
+    def _report_last_checkpoints(self) -> None:
+        """Report those that became complete when the ranks ended, here or on other nodes."""
+        if self._checkpoints is None:
+            return
+        self._rounds.await_saves(self._settings.grace)
+        if self._settings.report_port and self._checkpoints.has_news:
+            Reporter(self._settings.report_port, "", b"", self._checkpoints).close()
+
     # The rounds
 
     def _run_rounds(self) -> Cause | None:
@@ -280,6 +301,7 @@ class Launcher:
                 return end._replace(begun_after=last.begun_after)
             if start.round > 0:
                 say(f"starting round {start.round}")
+            self._say_checkpoint(start)
             variables = self._program.store.start(of_round(self._environment, start.round))
             command = Round(
                 self._settings,
@@ -287,9 +309,10 @@ class Launcher:
                 self._rounds,
                 self._copy,
                 self._fence,
+                self._checkpoints,
                 last.begun_after,
             )
-            end = command.run(start.round, variables)
+            end = command.run(start, variables)
         except LaunchError as error:
             if not error.is_of_command:
                 raise
@@ -299,6 +322,16 @@ class Launcher:
         if not end.was_stopped:
             _report(end.cause)
         return end
+
+    def _say_checkpoint(self, start: StartRound) -> None:
+        """Write what the ranks resume from, and on the first node which checkpoints are skipped."""
+        for node, checkpoint in self._rounds.checkpoints().skipped:
+            say(
+                f"skipping the checkpoint of step {checkpoint.step}, which does not exist on node"
+                f" {node}: {checkpoint.path}"
+            )
+        if start.checkpoint:
+            say(f"resuming from step {start.checkpoint.step}: {start.checkpoint.path}")
 
     def _cause_of_end(self, end: RoundEnd) -> Cause | None:
         """Why this node ends without another round. end: of its last one."""

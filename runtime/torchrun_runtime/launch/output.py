@@ -8,10 +8,12 @@ import select
 import time
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Sequence
 
-# The kubelet keeps 4096 bytes; a character takes up to six.
-_MESSAGE_CHARACTERS = 600
+_LARGEST_MESSAGE = 4096  # bytes that the kubelet keeps
+# Checkpoints and characters of the text in a termination message: the first that are small enough.
+# A character takes up to six bytes.
+_SIZES = ((3, 600), (1, 600), (1, 200), (0, 600))
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"  # RFC 3339 in UTC with microseconds
 
 STDERR = 2
@@ -74,22 +76,37 @@ def timestamp(seconds: float | None = None) -> str:
 class TerminationLog:
     """The file of the termination message, the last word of a container to the controller.
 
-    restarts_in_place: how often the ranks were started again after a failure.
+    restarts_in_place: how often the ranks were started again after a failure. checkpoints: the
+    newest complete ones as JSON objects, the newest first.
     """
 
     def __init__(self, path: str) -> None:
         self.restarts_in_place = 0
+        self.checkpoints: Callable[[], Sequence[dict[str, object]]] = tuple
         self._path = path
 
     def write(self, body: dict[str, object]) -> None:
         """Write the message if the kubelet has created the file for it."""
-        text = valid_text(str(body.get("message", "")))[:_MESSAGE_CHARACTERS]
         restarts = {"restartsInPlace": self.restarts_in_place} if self.restarts_in_place else {}
-        content = json.dumps({**body, "message": text, **restarts}, ensure_ascii=False)
+        self._write({**body, **restarts}, valid_text(str(body.get("message", ""))))
+
+    def write_success(self) -> None:
+        """Write the checkpoints, if there are any."""
+        if self.checkpoints():
+            self._write({}, "")
+
+    def _write(self, body: dict[str, object], text: str) -> None:
+        newest = list(self.checkpoints())
+        for count, characters in _SIZES:
+            message = {"message": text[:characters]} if body else {}
+            kept = {"checkpoints": newest[:count]} if newest[:count] else {}
+            content = json.dumps({**body, **message, **kept}, ensure_ascii=False).encode()
+            if len(content) <= _LARGEST_MESSAGE:
+                break
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_TRUNC)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(content.encode())
+                file.write(content)
 
 
 def valid_text(text: str) -> str:

@@ -6,9 +6,18 @@ Later they announce newer code.
 
 from __future__ import annotations
 
+import json
+
 from .cause import LaunchError
-from .contract import FENCE_ANNOTATION, IN_PLACE_ANNOTATION, START_ANNOTATION
+from .checkpoints import parse_candidates
+from .contract import (
+    COMPLETE_CHECKPOINTS_ANNOTATION,
+    FENCE_ANNOTATION,
+    IN_PLACE_ANNOTATION,
+    START_ANNOTATION,
+)
 from .fencing import OlderWorker
+from .gang.checkpoints import CompleteCheckpoint
 from .gang.leader import Predecessor
 from .output import say, wait_until
 
@@ -81,10 +90,20 @@ def is_open(start_file: str, attempt: str) -> bool:
 
 
 def read_predecessor(start_file: str) -> Predecessor:
-    """What an earlier pod of node 0 in the same Job left, once the gate is open."""
+    """What earlier pods of node 0 left, once the gate is open."""
     words = annotation(start_file, IN_PLACE_ANNOTATION).split()
     numbers = [int(word) for word in words if word.isdigit()]
-    return Predecessor(*numbers) if len(numbers) == len(Predecessor._fields) else Predecessor()
+    restarts, first_round = numbers if len(numbers) == 2 else (0, 0)
+    return Predecessor(restarts, first_round, _read_checkpoints(start_file))
+
+
+def _read_checkpoints(start_file: str) -> tuple[CompleteCheckpoint, ...]:
+    """The checkpoints of earlier pods and gangs. The kubelet quotes the value as Go does (%q)."""
+    try:
+        value = json.loads(f'"{annotation(start_file, COMPLETE_CHECKPOINTS_ANNOTATION)}"')
+    except ValueError:
+        return ()
+    return parse_candidates(value)
 
 
 def _may_start(start_file: str, attempt: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reports to the controller: the progress of rank 0, and the restarts in place from node 0.
+"""Reports to the controller: the progress of rank 0; restarts and checkpoints from node 0.
 
 Reports are throttled and sent by a separate thread. A failed report is dropped, because the next
 one has newer values. Only the leader of the controller's replicas accepts a report, and each
@@ -17,6 +17,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from .checkpoints import CheckpointReporter
 from .contract import PROGRESS_PATH
 from .gang.leader import RestartedRound, Restarts, TransportUse
 from .output import say, valid_text
@@ -106,13 +107,21 @@ class Reporter:
     """Sends the file `progress` of a folder whenever it has changed, and `restarts` repeatedly.
 
     folder: empty while no ranks run. restarts: a report that only `replace` changes; empty for
+    none. checkpoints: a report that is sent at once, also in the pause after another one; None for
     none.
     """
 
-    def __init__(self, port: ReportPort, folder: str, restarts: bytes = b"") -> None:
+    def __init__(
+        self,
+        port: ReportPort,
+        folder: str,
+        restarts: bytes = b"",
+        checkpoints: CheckpointReporter | None = None,
+    ) -> None:
         self._url = urlsplit(port.url)
         self._token_file = port.token_file
         self._file = os.path.join(folder, "progress") if folder else ""
+        self._checkpoints = checkpoints
         self._restarts = restarts
         self._restarts_due = 0.0 if restarts else float("inf")
         self._last_values = b""
@@ -130,9 +139,15 @@ class Reporter:
         self._thread.join(_LAST_SECONDS)
 
     def _run(self) -> None:
+        pause_end = 0.0
         while not self._end.is_set():
-            pause = _PAUSE_SECONDS if self._report() else _POLL_SECONDS
-            self._end.wait(pause)
+            if time.monotonic() >= pause_end and self._report():
+                pause_end = time.monotonic() + _PAUSE_SECONDS
+            if self._checkpoints:
+                self._checkpoints.send(self._send)
+            self._end.wait(_POLL_SECONDS)
+        if self._checkpoints:
+            self._checkpoints.send(self._send, is_last=True)
         self._report()
 
     def _report(self) -> bool:

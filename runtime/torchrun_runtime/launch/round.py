@@ -11,6 +11,7 @@ from typing import Mapping, NamedTuple
 
 from . import contract
 from .cause import PEER_FAILED, Cause
+from .checkpoints import CheckpointReporter, SaveWatch, write_resume_file
 from .command_end import (
     RELOADED,
     UNNOTICED_SECONDS,
@@ -22,7 +23,7 @@ from .command_end import (
 from .debug import DEBUG_SIGNAL, is_debugged
 from .failure import find_background, read_reports
 from .fencing import FencingWatchdog
-from .gang.messages import NEVER, StopRound
+from .gang.messages import NEVER, StartRound, StopRound
 from .gang.rounds import Rounds
 from .network import NetworkLog, NetworkWatch, open_network_log
 from .output import say
@@ -82,8 +83,8 @@ class RoundEnd(NamedTuple):
 class Round:
     """One run of the command.
 
-    copy: of its output. fence: ends the command once a newer gang has taken over. begun_after: of
-    the round before.
+    copy: of its output. fence: ends the command once a newer gang has taken over. checkpoints: the
+    report of node 0, None on others. begun_after: of the round before.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Round:
         rounds: Rounds,
         copy: Copy | None,
         fence: FencingWatchdog | None,
+        checkpoints: CheckpointReporter | None,
         begun_after: float | None,
     ) -> None:
         self._settings = settings
@@ -100,7 +102,9 @@ class Round:
         self._rounds = rounds
         self._reports = make_reports_folder()
         self._streams = self._open_streams(copy)
-        self._reporter = self._start_reporter()
+        self._reporter = self._start_reporter(checkpoints)
+        self._saves = SaveWatch(self._reports, rounds.save)
+        self._resume_file = ""
         self._memory = OomWatchdog()
         self._hang: HangWatchdog | None = None
         if settings.hang_timeout:
@@ -121,7 +125,7 @@ class Round:
             self._network = NetworkWatch(rounds, self._network_log, self._report_again)
         watchdogs = (
             *(fence, _LeaveNotice(rounds), self._hang, self._memory),
-            *(self._world, self._network),
+            *(self._world, self._network, self._saves),
         )
         self._watchdogs: list[Watchdog] = [each for each in watchdogs if each is not None]
         # The order that ended the round, its time, and what ran then.
@@ -131,12 +135,14 @@ class Round:
         self._background: Process | None = None  # left by a command that ended with 0
         self._planned: PlannedStop | None = None
 
-    def run(self, number: int, environment: Mapping[str, str]) -> RoundEnd:
+    def run(self, start: StartRound, environment: Mapping[str, str]) -> RoundEnd:
         """Run the command to its end. Raises LaunchError if it cannot start."""
         grace = self._settings.grace
-        self._planned = open_planned_stop(self._rounds, number, self._reports, grace)
+        self._planned = open_planned_stop(self._rounds, start.round, self._reports, grace)
         try:
+            self._resume_file = write_resume_file(self._reports, start.checkpoint)
             command_exit = self._supervise(environment)
+            self._saves.check()  # ranks may save when they are asked to end
             if self._world:
                 self._world.check()
             if self._network:
@@ -144,7 +150,7 @@ class Round:
             step = newest_step(self._reports)
             return RoundEnd(
                 self._cause_of(command_exit),
-                number,
+                start.round,
                 by_order=command_exit.for_next_round,
                 leaves=command_exit.is_leaving,
                 has_survivors=command_exit.has_survivors,
@@ -187,6 +193,7 @@ class Round:
             **environment,
             "PYTHONPATH": os.pathsep.join([hooks, path] if path else [hooks]),
             contract.LAUNCH_REPORTS: self._reports,
+            contract.RESUME_FILE: self._resume_file,
             contract.STACK_SIGNAL: str(int(STACK_SIGNAL)),
             contract.DEBUG_SIGNAL: str(int(DEBUG_SIGNAL)),
         }
@@ -234,14 +241,14 @@ class Round:
             return None
         return open_network_log(self._reports)
 
-    def _start_reporter(self) -> Reporter | None:
+    def _start_reporter(self, checkpoints: CheckpointReporter | None) -> Reporter | None:
         settings = self._settings
         if not (settings.report_port and self._reports):
             return None
         is_remembered = self._rounds.has_awaited_edit or has_fence_order(settings.start_file)
         is_awaited = settings.gang.is_leader and is_remembered
         restarts = describe_restarts(self._rounds.restarts(), is_awaited)
-        return Reporter(settings.report_port, self._reports, restarts)
+        return Reporter(settings.report_port, self._reports, restarts, checkpoints)
 
     def _cause_of(self, command_exit: CommandExit) -> Cause | None:
         if command_exit.for_next_round and self._stop:

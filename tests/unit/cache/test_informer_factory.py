@@ -178,8 +178,9 @@ def test_workers_belong_to_the_current_attempt(world: World) -> None:
     world.change(structs.replace(job, metadata=structs.replace(job.metadata, uid="uid-train")))
     for obj in a_gang(1, "uid-1"):
         world.change(obj)
+    key = ("team", "train")
     assert world.factory.worker("team", "train-r1-0", "uid-1-pod") == ReportingWorker(
-        ("team", "train"), "uid-1"
+        key, "uid-1", job_uid="uid-train"
     )
     assert world.factory.worker("team", "train-r1-0", "uid-of-an-older-pod") is None
     assert world.factory.worker("team", "train-r1-0", "") is None
@@ -188,6 +189,12 @@ def test_workers_belong_to_the_current_attempt(world: World) -> None:
         world.change(obj)
     assert world.factory.worker("team", "train-r1-0", "uid-1-pod") is None
     assert world.factory.worker("team", "train-r2-0", "uid-2-pod") is not None
+    _, former = a_gang(1, "uid-1")
+    labels = structs.replace(former.metadata.labels, job_uid="uid-train")
+    world.change(structs.replace(former, metadata=structs.replace(former.metadata, labels=labels)))
+    assert world.factory.worker("team", "train-r1-0", "uid-1-pod") == ReportingWorker(
+        key, "", job_uid="uid-train", is_current=False
+    ), "a pod that still ends after its attempt"
 
 
 def test_other_namespaces_have_no_workers() -> None:

@@ -19,6 +19,8 @@ NAMES = {
     "torchrun_admission_seconds",
     "torchrun_build_info",
     "torchrun_gang_start_seconds",
+    "torchrun_job_checkpoint_step",
+    "torchrun_job_checkpoint_timestamp_seconds",
     "torchrun_job_loss",
     "torchrun_job_samples_per_second",
     "torchrun_job_step",

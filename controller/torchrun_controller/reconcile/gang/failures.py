@@ -246,6 +246,11 @@ def _start_error(terminated: StateTerminated) -> tuple[str, str]:
     return terminated.reason, _last_line(terminated.message) or "The container cannot start."
 
 
+def termination_message(pod: Pod) -> str:
+    """Return the last message of a pod that has ended; "" for none."""
+    return _terminated(pod).message
+
+
 def read_restarts(pod: Pod) -> int:
     """Return how often the ranks were restarted in place, from the message of a pod that ended."""
     restarts = _launcher_message(_terminated(pod).message).restarts_in_place

@@ -10,7 +10,7 @@ from torchrun_api.kinds.core import Job
 from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.resources import JOBS
 from torchrun_api.kinds.status import Attempt, LastFailure
-from torchrun_controller.reconcile.gang import fence, headway
+from torchrun_controller.reconcile.gang import checkpoints, fence, headway
 from torchrun_controller.reconcile.gang.departure import MACHINE_LEAVING
 from torchrun_controller.reconcile.gang.failures import CreationCause
 from torchrun_controller.reconcile.gang.restarts import Counts
@@ -237,7 +237,8 @@ def build_child_jobs(
         role_spec = of_head(run, job, queue) if role == names.HEAD else run
         start = str(attempt) if may_start and not role else ""
         template = worker_template(
-            job, queue, role_spec, environment, attempt, start, defaults, role
+            *(job, queue, role_spec, environment, attempt, start, defaults, role),
+            checkpoints=checkpoints.annotate(checkpoints.find_known(job.status, observed.gang)),
         )
         template = add_preference(template, "NotIn", avoided_hostnames, AVOIDANCE_WEIGHT)
         template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)

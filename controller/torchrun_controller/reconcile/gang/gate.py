@@ -12,7 +12,7 @@ from torchrun_api.kinds.core import Job, Node, Pod
 from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.resources import JOBS, PODS
 from torchrun_api.kinds.status import UnfencedWorker
-from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang import checkpoints, fence
 from torchrun_controller.reconcile.gang.fence import (
     BlockingPods,
     fence_annotation,
@@ -66,7 +66,8 @@ def instruct_launchers(
     child = gang.current_job
     may_open = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     predecessor = predecessor_annotation(job, gang, restarts)
-    start = dict(predecessor)
+    saved = checkpoints.annotate(checkpoints.find_known(job.status, gang))
+    start = {**predecessor, **saved}
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence_annotation(blocking_pods.unfenced, now)
     all_alive = all(alive(pod) for pod in gang.workers)
@@ -77,7 +78,9 @@ def instruct_launchers(
         may_start = may_open and not follows_leader(pod)
         start_of_pod = {names.START: pod.metadata.labels.attempt, **start} if may_start else {}
         if has_own_start(pod):
-            start_of_pod = predecessor if _awaits_predecessor(gang, pod) else {}
+            has_count = bool(pod.metadata.annotations.restarts_in_place)
+            left = {**({} if has_count else predecessor), **saved}
+            start_of_pod = left if _awaits_predecessor(gang, pod) else {}
         applies.append(_annotate(pod, start_of_pod, code_of_pod, now))
     return tuple(apply for apply in applies if apply is not None)
 
@@ -92,6 +95,7 @@ def _annotate(pod: Pod, start: JsonObject, code: JsonObject, now: datetime) -> A
         names.START: annotations.start,
         names.FENCE: annotations.fence,
         names.IN_PLACE: annotations.restarts_in_place,
+        names.COMPLETE_CHECKPOINTS: annotations.checkpoints,
         names.REVISION: annotations.revision,
         names.SERVED: annotations.served,
         names.DEVELOPMENT: annotations.development,
@@ -139,7 +143,7 @@ def _awaits_predecessor(gang: ObservedGang, pod: Pod) -> bool:
     """
     if follows_leader(pod) or head_and_workers.resumption_of(gang) is None:
         return False
-    return pod.status.phase == "Pending" and not pod.metadata.annotations.restarts_in_place
+    return pod.status.phase == "Pending"
 
 
 def is_open(gang: ObservedGang) -> bool:

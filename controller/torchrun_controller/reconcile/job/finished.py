@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.resources import TORCHRUN_JOBS
 from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus
-from torchrun_controller.reconcile.gang import cleanup, gang
+from torchrun_controller.reconcile.gang import checkpoints, cleanup, gang
 from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
 from torchrun_controller.reconcile.gang.headway import NO_PROGRESS
 from torchrun_controller.reconcile.gang.state import failure_reason
@@ -90,6 +90,7 @@ def _compose(
 ) -> TorchrunJobStatus:
     """Return the status of a finished job: with a better root cause, or a late suspension."""
     status = _recount_workers(_refine_failure(job, gang), gang)
+    status = checkpoints.record(status, job.status, gang, now, is_running=False)
     late_suspension = (
         ConditionUpdate("Suspended", "False", ALREADY_FINISHED) if job.spec.suspend else None
     )

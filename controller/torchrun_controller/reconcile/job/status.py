@@ -11,7 +11,7 @@ from torchrun_api.kinds.queue import TorchrunQueue, TorchrunQueueSpec
 from torchrun_api.kinds.reliability import QueuePolicy
 from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus, WorkersStatus
 from torchrun_api.kinds.unsupported import not_yet_supported
-from torchrun_controller.reconcile.gang import fence, headway
+from torchrun_controller.reconcile.gang import checkpoints, fence, headway
 from torchrun_controller.reconcile.gang.elastic import FULL_SIZE
 from torchrun_controller.reconcile.gang.gang import accepted_generation, find_completed_job
 from torchrun_controller.reconcile.gang.restarts import AWAITING_EDIT
@@ -109,7 +109,7 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
     behind = headway.check_resumption(last_status, last_report, start) if ranks_run else None
     has_run = phase == "Running" or is_terminal
     slow = network.find_slow(networks, observed.gang) if has_run else None
-    return TorchrunJobStatus(
+    composed = TorchrunJobStatus(
         phase=phase,
         observed_generation=job.metadata.generation,
         reason=decision.why.reason,
@@ -160,6 +160,8 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         network=networks,
         dependencies_met=dependencies.find_met(job, observed.parents),
     )
+    is_running = decision.state is State.GANG_RUNNING
+    return checkpoints.record(composed, last_status, observed.gang, now, is_running=is_running)
 
 
 def _queue_policy(

@@ -6,7 +6,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from torchrun_api.kinds.status import TERMINAL, Phase
-from torchrun_controller.reconcile.gang import fence
+from torchrun_controller.reconcile.gang import checkpoints, fence
 from torchrun_controller.reconcile.job import (
     endings,
     events,
@@ -136,5 +136,6 @@ def plan(assessment: Assessment, decision: Decision) -> Plan:
             deadline_left(composed, policy.deadline, now),
             time_to_live,
             progress.next_report(composed.progress, observed.gang.progress, now),
+            checkpoints.next_record(composed, observed.gang, now),
         ),
     )

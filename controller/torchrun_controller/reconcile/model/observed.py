@@ -19,7 +19,7 @@ from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.meta import Time, Wire
 from torchrun_api.kinds.queue import TorchrunQueue
 from torchrun_api.kinds.resources import Kind
-from torchrun_api.kinds.status import Gangs, NetworkUse, Progress
+from torchrun_api.kinds.status import Checkpoint, Gangs, NetworkUse, Progress
 
 T = TypeVar("T")
 
@@ -126,13 +126,14 @@ class RestartsInPlace(Wire, frozen=True, kw_only=True):
 
 
 class ProgressReport(Wire, frozen=True, kw_only=True):
-    """What a launcher reports: the progress of rank 0, or restarts in the same pods of node 0."""
+    """What a launcher reports: the progress of rank 0; from node 0 restarts, or checkpoints."""
 
     step: Count | None = None
     total_steps: Count | None = None
     loss: float | None = None
     samples_per_second: Annotated[float, Meta(ge=0)] | None = None
     restarts_in_place: RestartsInPlace | None = None
+    checkpoints: Annotated[tuple[Checkpoint, ...], Meta(max_length=3)] | None = None
 
 
 class Vanished(Struct, frozen=True):
@@ -153,7 +154,9 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
 
     `groups` are those of the job and of its latest child Job, if they are readable. `progress` and
     `restarts` are the last reports that this process got from the latest child Job. `has_reported`
-    is whether there was one, so that ranks of that Job have started.
+    is whether there was one, so that ranks of that Job have started. `checkpoints` are those that
+    node 0 of any attempt reported last. `former_leaders` are the pods of node 0 of earlier attempts
+    that have ended.
     """
 
     child_jobs: tuple[Job, ...] = ()
@@ -166,6 +169,8 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     restarts: RestartsInPlace = RestartsInPlace()
     has_reported: bool = False
+    checkpoints: tuple[Checkpoint, ...] = ()
+    former_leaders: tuple[Pod, ...] = ()
 
     @property
     def current_job(self) -> Job:

@@ -87,8 +87,11 @@ def worker_template(
     start: str,
     defaults: Defaults,
     role: str = "",
+    checkpoints: JsonObject | None = None,
 ) -> JsonObject:
     """Return the v1 PodTemplateSpec: the templates of the users, with the controller's fields.
+
+    `checkpoints` is the annotation with the complete checkpoints, if there are any.
 
     Raises:
         InvalidSpecError: the job violates the podSecurity of its queue.
@@ -112,6 +115,7 @@ def worker_template(
     annotations: JsonObject = {**job.spec.annotations}
     if start:
         annotations[names.START] = start
+    annotations.update(checkpoints or {})
     if network.needs_service(run):
         annotations[names.GATE] = names.LEADER
     if run.checkpoints is not None and run.checkpoints.host_path:

@@ -8,6 +8,11 @@ with them, the networks that NCCL uses on the nodes.
 
     {"restartsInPlace": {"count": 1, "last": [{"round": 0, "node": 1, "reason": "Signaled", ...}]}}
 
+Node 0 also reports the newest complete checkpoints, even while its pod ends after its attempt: its
+ranks may have saved when they were asked to end.
+
+    {"checkpoints": [{"step": 1200, "path": "/checkpoints/1200", "time": "2026-01-02T03:04:05Z"}]}
+
     204 accepted         400 not such JSON         401 no valid token
     403 the pod of the token is not a worker of the current attempt of a job, or not of node 0
     404 other path       408 slow body             413 body over 16 KiB
@@ -143,9 +148,13 @@ class ProgressServer:
         body = _decode(await _read(request))
         # After the read of the body, because the job may be deleted meanwhile.
         worker = self._workers.worker(sender.namespace, sender.name, sender.uid)
-        if worker is None:
+        if worker is None or not (worker.is_current or body.checkpoints is not None):
             raise ReportRefused(403, NO_WORKER)
-        if body.restarts_in_place is not None:
+        if body.checkpoints is not None:
+            if not worker.is_leader:
+                raise ReportRefused(403, "only the worker of node 0 reports checkpoints")
+            self._reports.put_checkpoints(worker.job, worker.job_uid, body.checkpoints)
+        elif body.restarts_in_place is not None:
             if not worker.is_leader:
                 raise ReportRefused(403, "only the worker of node 0 reports restarts")
             self._reports.put_restarts(worker.job, worker.child_uid, body.restarts_in_place)

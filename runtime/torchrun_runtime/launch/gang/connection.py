@@ -12,6 +12,7 @@ from typing import BinaryIO, Protocol
 
 from ..cause import LaunchError
 from ..threads import start_thread
+from .checkpoints import CheckpointNews
 from .greeting import check_leader, is_proof, proof
 from .leader import Restarts, TransportUse
 from .messages import (
@@ -117,6 +118,10 @@ class LeaderConnection:
     def networks(self) -> tuple[TransportUse, ...]:
         """None: the leader knows them."""
         return ()
+
+    def checkpoints(self) -> CheckpointNews:
+        """None: the leader reports them."""
+        return CheckpointNews()
 
     def close(self) -> None:
         """Close the connection."""

@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Protocol
 
 from ..cause import Cause, first_cause, is_peer_loss
+from .checkpoints import (
+    CheckpointLedger,
+    CheckpointNews,
+    CompleteCheckpoint,
+    SkippedCheckpoint,
+    choose,
+    digest,
+)
 from .messages import (
     ALONE,
     LEAVING,
@@ -68,10 +76,14 @@ class TransportUse(NamedTuple):
 
 
 class Predecessor(NamedTuple):
-    """What an earlier pod of node 0 left: its restarts in place, and the next number of a round."""
+    """What an earlier pod of node 0 left: its restarts in place, and the next number of a round.
+
+    checkpoints: of earlier gangs of the job as well, the newest first.
+    """
 
     restarts: int = 0
     first_round: int = 0
+    checkpoints: tuple[CompleteCheckpoint, ...] = ()
 
 
 NO_PREDECESSOR = Predecessor()
@@ -119,6 +131,9 @@ class GangLeader:
         self._edit_until = 0.0
         self._peer_lost_at: float | None = None  # since when the only failures are lost peers
         self._agreements = Agreements(size)
+        self._round = NEVER  # the newest that has started
+        self._ledger = CheckpointLedger()
+        self._skipped: tuple[SkippedCheckpoint, ...] = ()
 
     @property
     def agreement(self) -> Agreement | None:
@@ -134,6 +149,7 @@ class GangLeader:
         """Allow the first round: no rank of an older gang runs any more."""
         self._is_open = True
         self._predecessor = predecessor
+        self._ledger.inherit(predecessor.checkpoints)
         self._decide(now)
 
     def announce(self, code: RoundCode, edit_wait: float, now: float) -> None:
@@ -194,17 +210,32 @@ class GangLeader:
         uses = (TransportUse(kind, len(found), min(found)) for kind, found in nodes.items())
         return tuple(sorted(uses, key=lambda use: (-use.nodes, use.first)))
 
+    def checkpoints(self) -> CheckpointNews:
+        """The newest complete checkpoints, and those that the present round does without."""
+        states = list(self._states.items())  # another thread may add one
+        of_round = [(node, state) for node, state in states if state.round == self._round]
+        by_rank_0 = [saved for _, state in of_round for saved in state.saved if saved.path]
+        is_awaited = bool(by_rank_0) and not self._ledger.is_counted(by_rank_0[-1])
+        others = any(
+            state.state in (RUNNING, LEAVING) and node and node not in self._lost
+            for node, state in of_round
+        )
+        return CheckpointNews(self._ledger.newest, self._skipped, is_awaited and others)
+
     def missing(self) -> list[int]:
         """The indexes of the members that have not reported yet, or are lost."""
         present = self._states.keys() - self._lost.keys()
         return [index for index in range(self._size) if index not in present]
 
     def _decide(self, now: float) -> None:
+        self._count_saves()
         while (order := self._next(now)) != self.order:
             before, self.order = self.order, order
-            if isinstance(order, StopRound) and not order.edit:
+            if isinstance(order, StopRound) and not isinstance(before, StopRound):
                 self._stopped_at = now
             if isinstance(order, StartRound) and not isinstance(before, StartRound):
+                self._round = order.round
+                self._count_saves()  # none yet in this round
                 self._started_revision, self._started_at = order.code.revision, now
                 self._broken = self._peer_lost_at = None
                 self._agreements.begin(order.round)
@@ -218,6 +249,10 @@ class GangLeader:
             return "the round ends"
         ended = [n for n, state in self._states.items() if state.state != RUNNING]
         return f"the ranks of node {min(ended)} do not run" if ended else ""
+
+    def _count_saves(self) -> None:
+        of_round = (state for state in self._states.values() if state.round == self._round)
+        self._ledger.note([state.saved for state in of_round])
 
     def _next(self, now: float) -> GangOrder | None:
         """The order that follows the present one, which stays if nothing is to change."""
@@ -241,8 +276,11 @@ class GangLeader:
             return StopRound(order.round) if self._is_cause_known(causes, now) else order
 
         if isinstance(order, StopRound):
+            order = order._replace(checkpoints=self._ledger.newest)  # ranks save while they end
             if not self._all_stopped(order.round):
                 return EndGang() if self._is_late(order.round, now) else order
+            if not self._have_all_checked():
+                return order
             causes = self._causes(order.round)
             if not causes or self._code.revision > self._started_revision:
                 return self._start(order.round + 1)
@@ -255,11 +293,19 @@ class GangLeader:
 
         if not self._is_open:
             return None
-        first_round = self._start(self._predecessor.first_round)
-        return first_round if self._all_stopped(NEVER) else OpenGate()
+        if not (self._all_stopped(NEVER) and self._have_all_checked()):
+            return OpenGate(checkpoints=self._ledger.newest)
+        return self._start(self._predecessor.first_round)
 
     def _start(self, number: int) -> StartRound:
-        return StartRound(number, self._code, self.restarts().total)
+        missing = {node: state.missing for node, state in self._states.items()}
+        checkpoint, self._skipped = choose(self._ledger.newest, missing)
+        return StartRound(number, self._code, self.restarts().total, checkpoint=checkpoint)
+
+    def _have_all_checked(self) -> bool:
+        """Whether every member has looked for the present candidates, if there are any."""
+        wanted = digest(self._ledger.newest)
+        return not wanted or all(state.checked == wanted for state in self._states.values())
 
     def _await_edit(self, stop: StopRound, failed: RestartedRound, now: float) -> GangOrder:
         if self._broken is None:

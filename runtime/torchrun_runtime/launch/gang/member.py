@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..cause import Cause
+from .checkpoints import Saved
 from .messages import (
     FAILED,
     LEAVING,
@@ -67,6 +68,17 @@ class GangMember:
         """Note whether someone debugs a rank of this node."""
         self.state = self.state._replace(is_debugged=is_debugged)
 
+    def save(self, saved: tuple[Saved, ...]) -> None:
+        """Note what the ranks of this node have saved in the present round."""
+        self.state = self.state._replace(saved=saved)
+
+    def check(self, candidates: str, missing: tuple[int, ...]) -> None:
+        """Note which of the checkpoints with this digest the node does not have.
+
+        The next round starts with another check.
+        """
+        self.state = self.state._replace(checked=candidates, missing=missing)
+
     def leave(self) -> None:
         """Note that Kubernetes ends this pod."""
         self._change(LEAVING, self.state.round)
@@ -77,4 +89,7 @@ class GangMember:
         # The processes of a round connect anew.
         transport = None if name == RUNNING else self.state.transport
         training = self.state.training
-        self.state = MemberState(name, number, cause, step, training, transport=transport)
+        saved = self.state.saved if number == self.state.round else ()
+        self.state = MemberState(
+            name, number, cause, step, training, transport=transport, saved=saved
+        )

@@ -6,9 +6,10 @@ import json
 from typing import Any, NamedTuple, Union
 
 from ..cause import Cause
+from .checkpoints import CompleteCheckpoint, Saved, to_checkpoint, to_checkpoints, to_saves
 
 NEVER = -1  # the round of a member that has not started yet
-LONGEST_LINE = 1 << 16  # bytes
+LONGEST_LINE = 1 << 17  # bytes: a character of a path takes up to 12
 _LONGEST_NAME = 40  # characters of a network or its device
 
 READY, RUNNING, SUCCEEDED, FAILED = "ready", "running", "succeeded", "failed"
@@ -38,7 +39,9 @@ class MemberState(NamedTuple):
     the newest one that rank 0 reported, if it ran on this node. training: ALONE, TOGETHER, or ""
     before a Python has imported torch. is_silent: the round had no output and no step, as far as
     this node sees it. transport: of this round, None while it is unknown. is_debugged: someone
-    debugs a rank of this node.
+    debugs a rank of this node. saved: by the ranks of the round. checked: digest of the checkpoints
+    that this node has looked for before a start; missing: the places of those that it does not
+    have.
     """
 
     state: str = READY
@@ -49,6 +52,9 @@ class MemberState(NamedTuple):
     is_silent: bool = False
     transport: NcclTransport | None = None
     is_debugged: bool = False
+    saved: tuple[Saved, ...] = ()
+    checked: str = ""
+    missing: tuple[int, ...] = ()
 
 
 class RoundCode(NamedTuple):
@@ -62,34 +68,39 @@ class OpenGate(NamedTuple):
     """No rank of an older gang runs any more, but some nodes of this one are not ready yet.
 
     name: the word for this order in a message. It is a field, because a named tuple without fields
-    is false, and equals every other empty tuple.
+    is false, and equals every other empty tuple. checkpoints: see StopRound.
     """
 
     name: str = "open"
+    checkpoints: tuple[CompleteCheckpoint, ...] = ()
 
 
 class StartRound(NamedTuple):
     """Start the ranks of a round. restarts: how many of the gang's rounds failed before it.
 
-    is_debugged: someone debugs a rank on any node now.
+    is_debugged: someone debugs a rank on any node now. checkpoint: the one to resume from, which
+    every node has.
     """
 
     round: int
     code: RoundCode = RoundCode()
     restarts: int = 0
     is_debugged: bool = False
+    checkpoint: CompleteCheckpoint | None = None
 
 
 class StopRound(NamedTuple):
     """End the ranks of a round and of all rounds before it, and do not start them.
 
     failed: because a rank has failed, otherwise for newer code. edit: the failed round waits for
-    the next edit, in development mode.
+    the next edit, in development mode. checkpoints: complete ones, the newest first. The next round
+    starts once every node has reported which of them it has.
     """
 
     round: int
     failed: bool = True
     edit: bool = False
+    checkpoints: tuple[CompleteCheckpoint, ...] = ()
 
 
 class EndGang(NamedTuple):
@@ -125,6 +136,10 @@ def encode_state(state: MemberState) -> bytes:
         body["transport"] = [*state.transport]
     if state.is_debugged:
         body["debugged"] = True
+    if state.saved:
+        body["saved"] = state.saved
+    if state.checked:
+        body["checked"], body["missing"] = state.checked, state.missing
     return encode(body)
 
 
@@ -138,12 +153,18 @@ def decode_state(line: bytes) -> MemberState:
         step = body.get("step")
         step = None if step is None else int(step)
         training = str(body.get("training", ""))
-        silent = bool(body.get("silent"))
-        transport = _decode_transport(body["transport"]) if "transport" in body else None
-        number = int(body["round"])
-        debugged = bool(body.get("debugged"))
         return MemberState(
-            body["state"], number, cause, step, training, silent, transport, debugged
+            body["state"],
+            int(body["round"]),
+            cause,
+            step,
+            training,
+            is_silent=bool(body.get("silent")),
+            transport=_decode_transport(body["transport"]) if "transport" in body else None,
+            is_debugged=bool(body.get("debugged")),
+            saved=to_saves(body.get("saved", [])),
+            checked=str(body.get("checked", "")),
+            missing=tuple(int(place) for place in body.get("missing", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not a state: {line[:80]!r}") from error
@@ -170,13 +191,21 @@ def encode_order(order: GangOrder) -> bytes:
         body = {"order": "start", "round": order.round, "restarts": order.restarts}
         if order.is_debugged:
             body["debugged"] = True
+        if order.checkpoint is not None:
+            body["checkpoint"] = order.checkpoint._asdict()
         return encode({**body, **order.code._asdict()})
     if isinstance(order, StopRound):
-        return encode({"order": "stop", **order._asdict()})
+        return encode({"order": "stop", **order._asdict(), **_encode_candidates(order)})
+    if isinstance(order, OpenGate):
+        return encode({"order": order.name, **_encode_candidates(order)})
     if isinstance(order, EndGang) and order.cause is not None:
         cause = order.cause._asdict()
         return encode({"order": order.name, "node": order.node, "cause": cause})
     return encode({"order": order.name})
+
+
+def _encode_candidates(order: OpenGate | StopRound) -> dict[str, object]:
+    return {"checkpoints": [checkpoint._asdict() for checkpoint in order.checkpoints]}
 
 
 def decode_order(line: bytes) -> GangOrder:
@@ -187,16 +216,18 @@ def decode_order(line: bytes) -> GangOrder:
         if name == "start":
             code = RoundCode(int(body["revision"]), str(body["served"]))
             restarts, debugged = int(body["restarts"]), bool(body.get("debugged"))
-            return StartRound(int(body["round"]), code, restarts, debugged)
+            chosen = to_checkpoint(body["checkpoint"]) if "checkpoint" in body else None
+            return StartRound(int(body["round"]), code, restarts, debugged, chosen)
         if name == "stop":
             failed, edit = (bool(body.get(name)) for name in ("failed", "edit"))
-            return StopRound(int(body["round"]), failed, edit)
+            candidates = to_checkpoints(body.get("checkpoints", []))
+            return StopRound(int(body["round"]), failed, edit, candidates)
         if name == "exit" and "cause" in body:
             return EndGang(node=int(body["node"]), cause=_decode_cause(body["cause"]))
         if name == "exit":
             return EndGang()
         if name == "open":
-            return OpenGate()
+            return OpenGate(checkpoints=to_checkpoints(body.get("checkpoints", [])))
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidMessageError(f"not an order: {line[:80]!r}") from error
     raise InvalidMessageError(f"not an order: {line[:80]!r}")

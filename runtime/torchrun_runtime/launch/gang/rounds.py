@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Protocol
 from ..cause import Cause, LaunchError
 from ..output import say
 from ..supervise import is_stopping
+from .checkpoints import CheckpointNews, Saved, digest
 from .connection import LeaderConnection
+from .existence import PathCheck
 from .leader import GangLeader, Predecessor, Restarts, TransportUse
 from .member import GangMember
 from .messages import (
@@ -21,6 +23,7 @@ from .messages import (
     GangOrder,
     MemberState,
     NcclTransport,
+    OpenGate,
     RoundCode,
     StartRound,
     StopRound,
@@ -40,6 +43,8 @@ _NAMED_NODES = 8  # in a line
 _PORT_SECONDS = 10.0  # for another process to release the port
 # How long a node without ranks waits for the leader of its earlier rounds, if it is gone.
 _LEADERLESS_SECONDS = 15.0
+# At the end of node 0, for other nodes to report what their ranks have just saved.
+_SAVES_SECONDS = 2.5
 
 
 class GangNode(NamedTuple):
@@ -88,6 +93,9 @@ class GangLink(Protocol):
 
     def networks(self) -> tuple[TransportUse, ...]:
         """The networks that nodes use; none if this node does not lead."""
+
+    def checkpoints(self) -> CheckpointNews:
+        """The complete checkpoints, if this node leads."""
 
     def close(self) -> None:
         """End the connections of this node."""
@@ -193,6 +201,10 @@ class OwnLink:
         """The networks that nodes use."""
         return self._leader.networks()
 
+    def checkpoints(self) -> CheckpointNews:
+        """The complete checkpoints of the gang."""
+        return self._leader.checkpoints()
+
     def close(self) -> None:
         """End once the other nodes have the last order."""
         if self._server is not None:
@@ -220,6 +232,7 @@ class Rounds:
         self._member = GangMember()
         self._reported: MemberState | None = None
         self.has_awaited_edit = False  # after any failed round of the gang
+        self._left_at: float | None = None
         self._report()
 
     def await_start(self, on_edit_wait: Callable[[], None] = lambda: None) -> StartRound | None:
@@ -231,6 +244,7 @@ class Rounds:
         LaunchError (ChannelFailed) if the leader cannot be reached.
         """
         wait = _WaitLine()
+        check = PathCheck()
         awaits_edit = False
         while True:
             self._look()
@@ -239,6 +253,7 @@ class Rounds:
                 pass_gate, self._pass_gate = self._pass_gate, None
                 pass_gate()
             step = self._member.follow(order)
+            self._check_paths(order, check)
             self._report()
             if isinstance(step, StartRound):
                 return step
@@ -288,6 +303,26 @@ class Rounds:
         self._member.end(cause, step, stopped=stopped, is_silent=is_silent)
         self._report()
 
+    def save(self, saved: tuple[Saved, ...]) -> None:
+        """Report what the ranks of this node have saved, if that has changed."""
+        self._member.save(saved)
+        self._report()
+
+    def checkpoints(self) -> CheckpointNews:
+        """The complete checkpoints of the gang; none on other nodes than the first."""
+        return self._link.checkpoints()
+
+    def await_saves(self, grace: float | None) -> None:
+        """Wait on the first node, before it ends, for what other nodes have saved of a checkpoint.
+
+        grace: seconds that their ranks have if Kubernetes ends the pods.
+        """
+        until = time.monotonic() + _SAVES_SECONDS
+        if self._left_at is not None:
+            until = self._left_at + (grace or 0.0)
+        while self._link.checkpoints().is_awaited and time.monotonic() < until:
+            time.sleep(_POLL)
+
     def restarts(self) -> Restarts:
         """The failures that were followed by another round; none on other nodes than the first."""
         return self._link.restarts()
@@ -319,6 +354,7 @@ class Rounds:
 
     def leave(self) -> None:
         """Report that Kubernetes ends this pod."""
+        self._left_at = self._left_at or time.monotonic()
         self._member.leave()
         self._report()
 
@@ -327,6 +363,15 @@ class Rounds:
         if not (isinstance(order, StopRound) and order.edit):
             return ""
         return _FAILED_EDIT if self._member.state.state == FAILED else _OTHER_EDIT
+
+    def _check_paths(self, order: GangOrder | None, check: PathCheck) -> None:
+        """Look for the checkpoints of an order that precedes a start, once for each start."""
+        candidates = order.checkpoints if isinstance(order, (OpenGate, StopRound)) else ()
+        name = digest(candidates)
+        if name and name != self._member.state.checked:
+            missing = check.look(candidates)
+            if missing is not None:
+                self._member.check(name, missing)
 
     def _report(self) -> None:
         if self._member.state != self._reported:

@@ -7,6 +7,9 @@ Every rank should call it: each call is a heartbeat for the hang watch. The valu
 the TorchrunJob's status and its metrics. A call takes about a microsecond, never raises and has no
 effect outside of a job's pod. At most once a second it writes a small file. Only then values are
 converted to numbers, so that a loss on a GPU does not delay every step.
+
+    torchrun_progress.checkpoint(step, path)   # after a complete save, on every rank
+    last = torchrun_progress.resume()          # the newest complete one (step, path), or None
 """
 
 from __future__ import annotations
@@ -15,24 +18,32 @@ import atexit
 import json
 import math
 import os
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import current_process
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from typing import Literal
 
     from torchrun_runtime.launch.rank._torchrun_stopping import RankCalls
 
-__all__ = ["idle", "report", "save_requested", "stopping"]
+__all__ = [
+    *("ResumePoint", "checkpoint", "idle", "report", "resume", "save_requested", "stopping"),
+]
 
 _FOLDER = os.environ.get("TORCHRUN_LAUNCH_REPORTS", "")
 _PAUSE = 1.0  # seconds between two writes
 _next_write = 0.0
 _values: dict[str, object] = {}
 _stops: RankCalls | Literal[False] | None = None
+_KEPT_SAVES = 6  # in the file of a rank, which may be ahead of the others
+_LONGEST_PATH = 1024  # characters
+_LARGEST_STEP = 2**53
+_saving = threading.Lock()  # an asynchronous save may report in a thread
 
 
 def report(
@@ -64,6 +75,47 @@ def report(
             atexit.register(_write)  # the last values
         _next_write = now + _PAUSE
         _write()
+
+
+class ResumePoint(NamedTuple):
+    """A checkpoint of this job. path: absolute, or a URL."""
+
+    step: int
+    path: str
+
+
+def checkpoint(step: object, path: object, complete: bool = False) -> None:
+    """Report that this rank has saved its part of a checkpoint completely. Never raises.
+
+    step: steps that it contains, an integer from 0. path: of the file or directory, made absolute,
+    or a URL; at most 1024 characters. The checkpoint is complete once every rank has reported this
+    step; its path is that of rank 0. complete: rank 0 reports that all of it is saved, and no other
+    rank has to report it.
+    """
+    if not _FOLDER:
+        return
+    try:
+        with _saving:
+            _add_save(int(step), _absolute(path), complete is True)  # type: ignore[call-overload]
+        if _next_write:
+            _beat(alive=True)
+    except Exception as error:
+        with suppress(Exception):
+            print(f"torchrun_progress: the checkpoint is not reported: {error}", file=sys.stderr)
+
+
+def resume() -> ResumePoint | None:
+    """Return the checkpoint to resume from, the same one on every rank; None for none.
+
+    It is the newest complete one when the ranks were started, and exists on every node. Never
+    raises.
+    """
+    try:
+        with open(os.environ["TORCHRUN_RESUME_FILE"], encoding="utf-8") as file:
+            body = json.load(file)
+        return ResumePoint(int(body["step"]), str(body["path"]))
+    except Exception:
+        return None
 
 
 @contextmanager
@@ -124,6 +176,39 @@ def _take_part() -> RankCalls | Literal[False]:
         return calls
     except Exception:
         return False
+
+
+def _absolute(path: object) -> str:
+    """The path as the launchers understand it. Raises ValueError, TypeError, OSError."""
+    text = os.fsdecode(path)  # type: ignore[arg-type]
+    if "://" not in text:
+        text = os.path.abspath(text)
+    if not text.isprintable():
+        raise ValueError(f"its path has characters that cannot be printed: {text!a}")
+    if len(text) > _LONGEST_PATH:
+        raise ValueError(f"its path has more than {_LONGEST_PATH} characters")
+    return text
+
+
+def _add_save(step: int, path: str, complete: bool) -> None:
+    """Add a save to the file of this rank, in which another process may have reported one."""
+    if not 0 <= step <= _LARGEST_STEP:
+        raise ValueError(f"{step} is no step")
+    file_name = os.path.join(_FOLDER, "checkpoint." + _rank())
+    saves = []
+    with suppress(OSError, ValueError), open(file_name, encoding="utf-8") as file:
+        saves = [save for save in json.load(file) if save["step"] != step]
+    save = {"step": step, "path": path, "time": time.time(), "world": _world()}
+    saves.append({**save, "complete": complete and _rank() == "0"})
+    partial = f"{file_name}.{os.getpid()}"
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(saves[-_KEPT_SAVES:], file)
+    os.replace(partial, file_name)
+
+
+def _world() -> int:
+    """The number of ranks; without a launcher, of nodes."""
+    return int(os.environ.get("WORLD_SIZE" if os.environ.get("RANK") else "NNODES") or 1)
 
 
 def _write() -> None:

@@ -189,3 +189,41 @@ def test_totals_exclude_silent_jobs() -> None:
     assert (totals.jobs, totals.samples_per_second) == (2, 5)
     reports.forget(("ml", "b"))
     assert reports.age(("ml", "b")) == float("inf")
+
+
+CHECKPOINTS = {"checkpoints": [{"step": 7, "path": "/c/7", "time": "2026-01-02T03:04:05Z"}]}
+
+
+async def test_node_0_reports_checkpoints_also_while_it_ends_after_its_attempt() -> None:
+    current = ReportingWorker(JOB, "uid-child", job_uid="uid-job")
+    async with running(World(workers={POD: current})) as world:
+        assert await world.post(CHECKPOINTS) == (204, "")
+        assert world.reports.newest(JOB) is None
+        (known,) = world.reports.checkpoints_of(JOB, "uid-job")
+        assert (known.step, known.path) == (7, "/c/7")
+        assert world.reports.checkpoints_of(JOB, "uid-of-another") == ()
+        world.time += 1
+        world.workers[POD] = ReportingWorker(JOB, "", job_uid="uid-job", is_current=False)
+        assert await world.post(CHECKPOINTS) == (204, "")
+        world.time += 1
+        assert (await world.post({"step": 1}))[0] == 403
+        world.workers[POD] = ReportingWorker(JOB, "uid-child", is_leader=False)
+        assert (await world.post(CHECKPOINTS))[0] == 403
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": -1},
+        {"step": 2**60},
+        {"path": ""},
+        {"path": "x" * 1025},
+        {"time": "now"},
+        {"path": 1},
+    ],
+)
+async def test_invalid_checkpoints_are_refused(wrong: dict[str, object]) -> None:
+    body = {"checkpoints": [{**CHECKPOINTS["checkpoints"][0], **wrong}]}
+    async with running(World()) as world:
+        assert (await world.post(body))[0] == 400
+        assert (await world.post({"checkpoints": CHECKPOINTS["checkpoints"] * 4}))[0] == 400

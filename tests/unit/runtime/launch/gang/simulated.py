@@ -37,6 +37,7 @@ class Node:
         self.vote: Vote | None = None
         self.is_busy = False  # the main thread follows an order
         self.ranks = 0  # changes when ranks start or end
+        self.checks = ""  # digest of the checkpoints that it looks for
         self.is_gone = self.has_ended = False
 
     @property

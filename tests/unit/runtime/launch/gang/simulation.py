@@ -4,16 +4,20 @@ import heapq
 from functools import partial
 
 from torchrun_runtime.launch.cause import Cause
+from torchrun_runtime.launch.gang.checkpoints import CompleteCheckpoint, digest
 from torchrun_runtime.launch.gang.leader import GangLeader, Predecessor
 from torchrun_runtime.launch.gang.messages import (
     NEVER,
     SUCCEEDED,
     EndGang,
     GangOrder,
+    OpenGate,
     RoundCode,
     StartRound,
+    StopRound,
 )
 from unit.runtime.launch.gang.simulated import MOST_RESTARTS, Lead, Node
+from unit.runtime.launch.gang.simulated_checkpoints import Round, SimulatedStorage
 from unit.runtime.launch.gang.simulated_network import SimulatedNetwork
 
 TIME = "2026-01-01T00:00:00.000000Z"
@@ -21,9 +25,6 @@ LIMIT = 10_000.0  # seconds of simulated time
 LEADERLESS_SECONDS = 15.0
 CLOSE_SECONDS = 0.5
 LONGEST_LIFE = 40.0  # of ranks whose pod has ended
-
-# A round of a leader: another one may use its number again.
-Round = tuple[str | None, int]
 
 
 class Simulation(SimulatedNetwork):
@@ -42,10 +43,14 @@ class Simulation(SimulatedNetwork):
         self.rounds_after_resumption = 0
         self.has_failed = False  # one of the nodes
         self.violations: list[str] = []
+        self.storage = SimulatedStorage(size, self.random, self.violations)
         self._size = size
         self._pauses = pauses
         self._is_suspended = is_suspended
         self._run = 0
+        self._known: tuple[
+            CompleteCheckpoint, ...
+        ] = ()  # to the controller, of a leader that has ended
         self._old_nodes: list[Node] = []  # of the run before
         self._started: set[tuple[int, Round]] = set()  # nodes and the rounds that they started
 
@@ -94,7 +99,7 @@ class Simulation(SimulatedNetwork):
             node.lost_at = self.now
             if node.index:
                 self._later(self._delay(), partial(self._connect, node))
-        self._later(gate, lambda: self._open_gate(self._nodes[0], lead, Predecessor()))
+        self._later(gate, lambda: self._open_gate(self._nodes[0], lead))
 
     # Time
 
@@ -146,10 +151,37 @@ class Simulation(SimulatedNetwork):
                 self._start_ranks(node, step, leader)
             elif isinstance(step, EndGang):
                 self._end_node(node)
+            elif isinstance(order, (OpenGate, StopRound)):
+                self._check_paths(node, order.checkpoints)
         if node.member.state != before:
             self._report(node)
         if node.order != order:
             self._wake(node)
+
+    def _check_paths(self, node: Node, candidates: tuple[CompleteCheckpoint, ...]) -> None:
+        """Look for the candidates of an order in another thread."""
+        name = digest(candidates)
+        if not name or name in (node.member.state.checked, node.checks):
+            return
+        node.checks, ranks = name, node.ranks
+
+        def end() -> None:
+            if node.follows and (node.checks, node.ranks) == (name, ranks):
+                node.checks = ""
+                node.member.check(name, self.storage.find_missing(node.index, candidates))
+                self._report(node)
+
+        self._later(self._delay() * 3, lambda: self._when_awake(node.process, end))
+
+    def _save(self, node: Node, own: Round) -> None:
+        """Save in the rank of a node, again and again."""
+        if self.running.get(node.id) == own and node.follows:
+            node.member.save(self.storage.save(node.index, own, node.member.state.saved))
+            self._report(node)
+            pause = self.random.uniform(0, 6)
+            self._later(
+                pause, lambda: self._when_awake(node.process, partial(self._save, node, own))
+            )
 
     def _start_ranks(self, node: Node, start: StartRound, leader: str | None) -> None:
         own = leader, start.round
@@ -162,7 +194,10 @@ class Simulation(SimulatedNetwork):
             self.violations.append(f"{own} has {start.restarts} restarts")
         self._started.add((node.index, own))
         self.running[node.id] = own
+        self.storage.start(node.index, own, start.checkpoint)
         node.ranks += 1
+        node.checks = ""
+        self._later(self.random.uniform(0, 10), partial(self._save, node, own))
         if node.index == 0:
             self.rounds.append(start.round)
             self.rounds_after_resumption += node.run > 0
@@ -192,6 +227,9 @@ class Simulation(SimulatedNetwork):
         if node.is_busy:
             self._end_ranks_later(node, 0.01, cause, stopped=stopped)
             return
+        if stopped and self.random.random() < 0.5:  # a handler of SIGTERM saves
+            own = self.running[node.id]
+            node.member.save(self.storage.save(node.index, own, node.member.state.saved))
         own = self.running.pop(node.id)
         if cause is None and not all((n, own) in self._started for n in range(self._size)):
             cause = self._lost_peer()  # the rendezvous has a time limit
@@ -227,6 +265,7 @@ class Simulation(SimulatedNetwork):
     def _remove_lead(self, lead: Lead) -> None:
         if lead in self._leads:
             self._leads.remove(lead)
+            self._known = lead.leader.checkpoints().newest or self._known
         for node in (*self._nodes, *self._old_nodes):
             if node.connection is not None and node.connection.lead is lead:
                 self._break(node.connection)
@@ -245,13 +284,15 @@ class Simulation(SimulatedNetwork):
     def _kill_ranks(self, node: Node) -> None:
         self.running.pop(node.id, None)
 
-    def _open_gate(self, node: Node, lead: Lead | None, predecessor: Predecessor) -> None:
+    def _open_gate(self, node: Node, lead: Lead) -> None:
         if node.run == self._run:
             node.lost_at = self.now
+            predecessor = Predecessor(checkpoints=self._known)
+            self.storage.inherit(self._known)
             self._when_awake(node.process, lambda: self._pass_gate(node, lead, predecessor))
 
-    def _pass_gate(self, node: Node, lead: Lead | None, predecessor: Predecessor) -> None:
-        if lead is not None and lead in self._leads:
+    def _pass_gate(self, node: Node, lead: Lead, predecessor: Predecessor) -> None:
+        if lead in self._leads:
             self._call(lead, lambda leader, now: leader.open_gate(now, predecessor))
         self._connect(node)
 
