@@ -224,6 +224,15 @@ def ran(hours: float, unsaved: float | None = None, **fields: Any) -> dict[str, 
         pytest.param({"a": ran(3), "b": ran(2), "c": ran(1)}, "c", id="none reports"),
         pytest.param({"a": ran(8), "b": ran(3, 2.9), "c": ran(2, 1.9)}, "c", id="median 3 h"),
         pytest.param({"a": ran(8), "b": ran(3, 3.0), "c": ran(9, 4.0)}, "b", id="the median"),
+        pytest.param(
+            {
+                "a": ran(9),
+                "b": ran(8, 7.9),
+                **{name: ran(1, 1, preemptions=2) for name in ("c", "d")},
+            },
+            "a",
+            id="no longer than the median",
+        ),
         pytest.param({"a": ran(9, 0.5), "b": ran(0), "c": ran(1, 0.1)}, "b", id="does not run"),
         pytest.param({"a": ran(1, 0.2), "b": ran(1, 0.2)}, "b", id="as much: the youngest"),
         pytest.param(
