@@ -9,10 +9,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -561,7 +563,7 @@ def test_a_rank_of_a_run_is_debugged_while_it_goes_on(tmp_path: Path) -> None:
     debug = [sys.executable, "-m", "kubectl_torchrun", "debug", "--local", "sleeps"]
     for words, code, texts in (
         (["--rank", "1", "--pdb"], 0, ("Stopped rank 1 (node 1,", "(Pdb) 42", "detached")),
-        (["--rank", "2", "--pdb"], 2, ("Job sleeps has no rank 2 there. Ranks: 0, 1.",)),
+        (["--rank", "2", "--pdb"], 2, ("Job sleeps has no rank 2. Ranks: 0, 1.",)),
         (["--pdb", "--port", "1"], 2, ("--port is for an editor",)),
     ):
         shown = subprocess.run(
@@ -570,6 +572,33 @@ def test_a_rank_of_a_run_is_debugged_while_it_goes_on(tmp_path: Path) -> None:
         )  # fmt: skip
         assert shown.returncode == code, shown
         assert all(text in shown.stdout + shown.stderr for text in texts), shown
+    assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(LIMIT) == 130, run.output
+
+
+def test_an_editor_reaches_a_rank_by_a_local_port(tmp_path: Path) -> None:
+    run = Running(tmp_path, "--name", "edited")
+    run.wait_for("code 1")
+    body = json.dumps({"seq": 1, "type": "request", "command": "initialize",
+                       "arguments": {"adapterID": "debugpy"}}).encode()  # fmt: skip
+    words = ["-m", "kubectl_torchrun", "debug", "--local", "edited", "--rank", "1", "--port", "0"]
+    with subprocess.Popen(
+        [sys.executable, *words], env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        found = re.match(r"Rank 1 \(node 1, pid \d+\) accepts an editor at 127.0.0.1:(\d+) ", first)
+        assert found, first
+        with ExitStack() as editors:  # the second one comes while the first one is connected
+            for _ in range(2):
+                editor = socket.create_connection(("127.0.0.1", int(found[1])), timeout=LIMIT)
+                editors.enter_context(editor)
+                editor.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+                assert editor.recv(15) == b"Content-Length:"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT) == 0
+        assert "Detached from rank 1. The run goes on." in process.stderr.read()
     assert run.process.poll() is None
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(LIMIT) == 130, run.output

@@ -124,7 +124,8 @@ def _problem(message: _Message, request: DebugRequest) -> UsageProblem | Cluster
     job, rank = request.job, request.rank
     match message.kind:
         case "ranks":
-            return UsageProblem(f"Job {job} has no rank {rank} there. Ranks: {message.error}.")
+            where = "" if request.is_local else " on its node, whose command has started others"
+            return UsageProblem(f"Job {job} has no rank {rank}{where}. Ranks: {message.error}.")
         case "none":
             return UsageProblem(
                 f"Rank {rank} of job {job} runs no Python yet. Try again once it has started:"
@@ -286,9 +287,12 @@ class _Editor:
                 self._helper.tell(close=True)
         if self._listener.fileno() in ready:
             client, address = self._listener.accept()
-            if self._client is not None or not _is_of_this_user(address[1]):
+            if not _is_of_this_user(address[1]):
                 client.close()
                 return
+            if self._client is not None:  # an editor may forget to close its connection
+                self._close_client()
+                self._helper.tell(close=True)
             self._client = client
             self._helper.tell(open=True)
 

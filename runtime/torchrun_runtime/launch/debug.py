@@ -119,7 +119,10 @@ def _find(number: int, job: str) -> Rank:
         return found[number]
     if not found:
         raise DebugError("No Python process runs here yet.", "none")
-    raise DebugError(", ".join(map(str, sorted(found))), "ranks")
+    numbers = sorted(found)
+    is_row = numbers[-1] - numbers[0] == len(numbers) - 1 > 1
+    listed = f"{numbers[0]}-{numbers[-1]}" if is_row else ", ".join(map(str, numbers))
+    raise DebugError(listed, "ranks")
 
 
 class _Lock:
