@@ -1,19 +1,23 @@
 """Ask the ranks of a job for a checkpoint, and follow what they agree on."""
 
 import subprocess
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from kubectl_torchrun.cluster.kubectl import Target, find_kubectl
 from kubectl_torchrun.cluster.pods import list_running, rank_of
 from kubectl_torchrun.cluster.session import session
-from kubectl_torchrun.cluster.slices import JOBS
+from kubectl_torchrun.cluster.slices import JOBS, CheckpointSlice
 from kubectl_torchrun.errors import RUN_FAILED, ClusterProblem, UsageProblem
 from kubectl_torchrun.terminal import Display
 from torchrun_api import names
 
 _LAUNCHER = f"{names.LAUNCHER_DIR}/launch"
+# For the report of a checkpoint: of a job that has reported none, and of others.
+_FIRST_SECONDS, _NEXT_SECONDS = 30.0, 300.0
+_PAUSE = 1.0
 _WORDS = {
     "asked": "Asking all ranks.",
     "proposed": "Call {call} of torchrun_progress.stopping() is proposed.",
@@ -35,13 +39,39 @@ def request_checkpoint(target: Target, name: str, terminal: Display) -> int:
     with session(target) as cluster:
         job = cluster.run(lambda api: api.get(JOBS, name))
         pods = cluster.run(lambda api: list_running(api, job))
-        flags = cluster.pinned.flags()
-    first = [pod.metadata.name for pod in pods if rank_of(pod) == 0]
-    if not first:
-        phase = job.status.phase or "new"
-        raise UsageProblem(f"Node 0 of job {name} is not running. The job is {phase}.")
-    command = ("exec", first[0], "-c", names.TRAINER_CONTAINER, "--", "python3", _LAUNCHER, "save")
-    return show(_answers([find_kubectl(), *flags, *command]), terminal)
+        first = [pod.metadata.name for pod in pods if rank_of(pod) == 0]
+        if not first:
+            phase = job.status.phase or "new"
+            raise UsageProblem(f"Node 0 of job {name} is not running. The job is {phase}.")
+        pod = (first[0], "-c", names.TRAINER_CONTAINER)
+        command = ("exec", *pod, "--", "python3", _LAUNCHER, "save")
+        code = show(_answers([find_kubectl(), *cluster.pinned.flags(), *command]), terminal)
+        if code == 0:
+            before = job.status.last_checkpoint
+            await_checkpoint(
+                lambda: cluster.run(lambda api: api.get(JOBS, name)).status.last_checkpoint,
+                before,
+                terminal,
+            )
+        return code
+
+
+def await_checkpoint(
+    read: Callable[[], CheckpointSlice | None], before: CheckpointSlice | None, terminal: Display
+) -> None:
+    """Print the checkpoint that follows `before` in the status, or that there is none in time."""
+    seconds = _FIRST_SECONDS if before is None else _NEXT_SECONDS
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        newest = read()
+        if newest is not None and newest != before:
+            terminal.note(f"New checkpoint: step {newest.step}, {newest.path}")
+            return
+        time.sleep(_PAUSE)
+    terminal.note(
+        f"No new checkpoint was reported within {seconds:.0f} s. After a save, each rank calls"
+        " torchrun_progress.checkpoint(step, path)."
+    )
 
 
 def show(answers: Iterable[SaveAnswer], terminal: Display) -> int:

@@ -58,6 +58,7 @@ for step in range(1, int(os.environ.get("STEPS", "1000000"))):
     if left is not None:
         log(f"rank {rank} stops at {calls} of {step} with {left:.0f} s")
         time.sleep(float(os.environ.get("SAVE", "0")))
+        torchrun_progress.checkpoint(step, shared)
         log(f"rank {rank} has saved")
         break
     if step == 5:
@@ -105,6 +106,9 @@ def test_all_ranks_stop_at_the_same_call_whichever_pod_is_asked(
         asked = node in nodes
         assert result.message["reason"] == ("Stopped" if asked else "PeerStopped"), result.err
         assert f"stopped at call {calls[0]}, as they had agreed" in str(result.message["message"])
+    kept = results[0].message["checkpoints"]
+    assert isinstance(kept, list)
+    assert str(kept[0]["step"]) == calls[0], "the next gang resumes where this one has stopped"
 
 
 def test_a_rank_that_does_not_take_part_gets_the_signal_at_once(make_gang: GangFactory) -> None:
