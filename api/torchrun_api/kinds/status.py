@@ -83,7 +83,11 @@ class Attempt(Wire, frozen=True, kw_only=True):
     ] = 0
     step: Annotated[
         int | None,
-        Meta(description="Newest step that its ranks reported, or saved in a complete checkpoint."),
+        Meta(description="Newest step that its ranks reported."),
+    ] = None
+    checkpoint_step: Annotated[
+        int | None,
+        Meta(description="Step of the last complete checkpoint of the job at its end."),
     ] = None
     counted: Annotated[bool, Meta(description="Whether its end counts towards maxRestarts.")] = (
         False

@@ -198,6 +198,7 @@ def record_end(
         end_time=now,
         running_seconds=round(seconds),
         step=headway.newest_step(status, gang.progress, start),
+        checkpoint_step=headway.newest_saved(status, gang),
         counted=counted,
         reason=why.reason,
         message=why.message[:512],

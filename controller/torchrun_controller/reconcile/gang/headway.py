@@ -10,7 +10,8 @@ A reported step or checkpoint is a claim of the job, and decides only over the j
 from collections.abc import Iterable
 from datetime import datetime
 
-from torchrun_api.kinds.status import Attempt, Checkpoint, Progress, TorchrunJobStatus
+from torchrun_api.kinds.status import Attempt, Progress, TorchrunJobStatus
+from torchrun_controller.reconcile.gang.checkpoints import find_known
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
@@ -43,18 +44,20 @@ def ranks_start(
 def newest_step(
     status: TorchrunJobStatus, report: Progress | None, since: datetime | None
 ) -> int | None:
-    """Return the newest step that ranks reported or saved since then; None for none."""
-    claims: tuple[Progress | Checkpoint | None, ...] = (
-        status.progress,
-        report,
-        status.last_checkpoint,
-    )
+    """Return the newest step that ranks reported since then; None for none."""
+    reports = (each for each in (status.progress, report) if each is not None)
     steps = (
-        claim.step
-        for claim in claims
-        if claim is not None and (since is None or (claim.time is not None and claim.time >= since))
+        each.step
+        for each in reports
+        if since is None or (each.time is not None and each.time >= since)
     )
     return max((step for step in steps if step is not None), default=None)
+
+
+def newest_saved(status: TorchrunJobStatus, gang: ObservedGang) -> int | None:
+    """Return the step of the last complete checkpoint; None for none."""
+    known = find_known(status, gang)
+    return known[0].step if known else None
 
 
 def find_stagnation(
@@ -65,28 +68,29 @@ def find_stagnation(
     None with a limit of 0, and for a job that never reported anything. Ends that do not count are
     left out: nothing is wrong with a job whose machines are lost.
     """
-    checkpoints = _checkpoints(status)
     by_order = {order_of(end): end for end in (*new_ends, *status.attempts)}
-    ends = [by_order[order] for order in sorted(by_order)]
-    best, previous = None, None
+    reached = saved = -1
     idle: list[Attempt] = []
-    for end in ends:
-        is_newer = end.step is not None and (best is None or end.step > best)
-        if is_newer:
-            best = end.step
-        if is_newer or _has_saved(end, previous, checkpoints):
+    for order in sorted(by_order):
+        end = by_order[order]
+        step = -1 if end.step is None else end.step
+        checkpoint = -1 if end.checkpoint_step is None else end.checkpoint_step
+        if step > reached or checkpoint > saved:
             idle = []
         elif end.counted:
             idle.append(end)
-        previous = end
-    has_reported = status.progress is not None or bool(checkpoints) or best is not None
+        reached, saved = max(reached, step), max(saved, checkpoint)
+    has_reported = status.progress is not None or max(reached, saved) >= 0
     if not limit or len(idle) < limit or not has_reported:
         return None
-    return Reason(NO_PROGRESS, _describe(idle, best, checkpoints))
+    return Reason(NO_PROGRESS, _describe(idle, reached, saved))
 
 
 def check_resumption(
-    status: TorchrunJobStatus, progress: Progress | None, since: datetime | None
+    status: TorchrunJobStatus,
+    gang: ObservedGang,
+    progress: Progress | None,
+    since: datetime | None,
 ) -> Reason | None:
     """Return that ranks which started then are behind a checkpoint of earlier ranks, else None.
 
@@ -94,7 +98,7 @@ def check_resumption(
     """
     if progress is None or progress.step is None or progress.time is None or since is None:
         return None
-    checkpoint = next((each for each in _checkpoints(status) if each.time < since), None)
+    checkpoint = next((each for each in find_known(status, gang) if each.time < since), None)
     if checkpoint is None or progress.time < since or progress.step >= checkpoint.step:
         return None
     told = find_condition(status.conditions, RESUMED)
@@ -108,35 +112,15 @@ def check_resumption(
     )
 
 
-def _checkpoints(status: TorchrunJobStatus) -> tuple[Checkpoint, ...]:
-    """Return the complete checkpoints, the newest first."""
-    last = status.last_checkpoint
-    return () if last is None else (last, *status.earlier_checkpoints)
-
-
-def _has_saved(end: Attempt, previous: Attempt | None, checkpoints: tuple[Checkpoint, ...]) -> bool:
-    """Whether a checkpoint of this attempt or round is further than those before."""
-    since, until = end.start_time, end.end_time
-    if previous is not None and previous.number == end.number:
-        since = previous.end_time  # a round of the same gang
-    if since is None or until is None:
-        return False
-    return any(
-        since <= checkpoint.time <= until
-        and all(checkpoint.step > earlier.step for earlier in checkpoints[place + 1 :])
-        for place, checkpoint in enumerate(checkpoints)
-    )
-
-
-def _describe(idle: list[Attempt], best: int | None, checkpoints: tuple[Checkpoint, ...]) -> str:
-    limits = [f"no newer step than {best}"] if best is not None else ["no step"]
-    if checkpoints:
-        limits.append(f"no newer checkpoint than that of step {checkpoints[0].step}")
-    reached = [_name(end) + f" ({_step(end)})" for end in idle]
+def _describe(idle: list[Attempt], reached: int, saved: int) -> str:
+    limits = [f"no newer step than {reached}" if reached >= 0 else "no step"]
+    if saved >= 0:
+        limits.append(f"no newer checkpoint than that of step {saved}")
+    attempts = [_name(end) + f" ({_step(end)})" for end in idle]
     return (
         f"The last {count_of(len(idle), 'failure')} came with {' and '.join(limits)}:"
-        f" {', '.join(reached)}. Correct the cause and submit the job again. To allow more of them,"
-        " set reliability.maxAttemptsWithoutProgress; 0 is no limit. The last failure:"
+        f" {', '.join(attempts)}. Correct the cause and submit the job again. To allow more of"
+        " them, set reliability.maxAttemptsWithoutProgress; 0 is no limit. The last failure:"
         f" {sentence(idle[-1].message)}"
     )
 

@@ -23,6 +23,7 @@ from torchrun_api.kinds.status import Attempt, LastFailure, TorchrunJobStatus
 from torchrun_api.names import MOST_GANGS
 from torchrun_controller.reconcile.gang.departure import MACHINE_LEAVING
 from torchrun_controller.reconcile.gang.failures import PYTHON_MISSING, Failure, read_restarts
+from torchrun_controller.reconcile.gang.headway import newest_saved
 from torchrun_controller.reconcile.model.conditions import Reason
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import FailedRound, ObservedGang
@@ -199,7 +200,8 @@ def find_new_restarts(job: TorchrunJob, gang: ObservedGang) -> NewRestarts:
     described = min(max(gang.restarts.count - recorded, 0), len(gang.restarts.last))
     rounds = gang.restarts.last[len(gang.restarts.last) - described :]
     failures = [_failure_of_round(failed_round, gang.workers) for failed_round in rounds]
-    ends = (_end_of_round(number, *pair) for pair in zip(rounds, failures, strict=True))
+    saved = newest_saved(job.status, gang)
+    ends = (_end_of_round(number, saved, *pair) for pair in zip(rounds, failures, strict=True))
     return NewRestarts(total, new, tuple(ends), failures[-1] if failures else None)
 
 
@@ -217,7 +219,9 @@ def _failure_of_round(failed_round: FailedRound, workers: Iterable[Pod]) -> Last
     )
 
 
-def _end_of_round(number: int, failed_round: FailedRound, failure: LastFailure) -> Attempt:
+def _end_of_round(
+    number: int, saved: int | None, failed_round: FailedRound, failure: LastFailure
+) -> Attempt:
     end_time = None if failure.time is None else failure.time.replace(microsecond=0)
     start_time = None
     if end_time is not None and end_time.year > _EARLIEST_YEAR:
@@ -230,6 +234,7 @@ def _end_of_round(number: int, failed_round: FailedRound, failure: LastFailure) 
         end_time=end_time,
         running_seconds=round(failed_round.seconds),
         step=failed_round.step,
+        checkpoint_step=saved,
         counted=True,
         reason=failure.reason,
         message=failure.message[:512],

@@ -169,12 +169,13 @@ def find_vanished_gang(job: TorchrunJob, now: datetime) -> tuple[Failure, Attemp
     if status.workers is None or find_end(status.attempts, status.attempt) is not None:
         return None
     failure = _job_deleted(names.child_job(job.metadata.name, status.attempt), now)
-    since = running_since(status)
+    since, checkpoint = running_since(status), status.last_checkpoint
     end = Attempt(
         number=status.attempt,
         end_time=now,
         running_seconds=round(seconds_of_gang(status, now)),
         step=None if since is None else newest_step(status, None, since),
+        checkpoint_step=None if checkpoint is None else checkpoint.step,
         reason=JOB_DELETED,
         message=failure.details.message,
     )

@@ -365,7 +365,7 @@ def _find_end(
         return GangEnd(why=state.why, fails_job=False, attempt=end, history=history)
 
     if end is None or end.reason not in gang.REPLACEMENTS:
-        stagnation = _find_stagnation_in_place(observed, now, policy, state, history)
+        stagnation = _find_stagnation_in_place(observed, policy, state, history)
         if stagnation is not None:
             end = gang.record_end(
                 job, observed_gang, stagnation, now, ran_until=ran_until, counted=False
@@ -398,11 +398,7 @@ def _is_going_on(state: GangState) -> bool:
 
 
 def _find_stagnation_in_place(
-    observed: Observed,
-    now: datetime,
-    policy: ResolvedReliability,
-    state: GangState,
-    history: History,
+    observed: Observed, policy: ResolvedReliability, state: GangState, history: History
 ) -> Reason | None:
     """Return why a gang that runs should end: its rounds, and those before, got no further.
 
@@ -416,7 +412,8 @@ def _find_stagnation_in_place(
         return None
     start = headway.ranks_start(job.status, observed_gang, ends)
     step = headway.newest_step(job.status, observed_gang.progress, start)
-    present = Attempt(number=number, round=MOST_GANGS, start_time=start, end_time=now, step=step)
+    saved = headway.newest_saved(job.status, observed_gang)
+    present = Attempt(number=number, round=MOST_GANGS, step=step, checkpoint_step=saved)
     return headway.find_stagnation(job.status, (*history.ends, present), policy.idle_attempts)
 
 

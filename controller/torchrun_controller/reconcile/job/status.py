@@ -106,7 +106,9 @@ def compose(assessment: Assessment, decision: Decision) -> TorchrunJobStatus:
         ranks_start=start,
         has_ended=is_terminal,
     )
-    behind = headway.check_resumption(last_status, last_report, start) if ranks_run else None
+    behind = None
+    if ranks_run:
+        behind = headway.check_resumption(last_status, observed.gang, last_report, start)
     has_run = phase == "Running" or is_terminal
     slow = network.find_slow(networks, observed.gang) if has_run else None
     composed = TorchrunJobStatus(

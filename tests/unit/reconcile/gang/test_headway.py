@@ -1,8 +1,6 @@
 """A job whose attempts and rounds get no further ends, instead of using machines for nothing."""
 
 import json
-from datetime import timedelta
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +9,7 @@ from torchrun_api.kinds.status import Attempt, Checkpoint, Progress, TorchrunJob
 from torchrun_controller.reconcile.gang.headway import find_stagnation
 from torchrun_controller.reconcile.model.plan import Event
 from unit.reconcile.failing import disrupt, fail, running
-from world import START, World
+from world import World
 
 
 def report(world: World, step: int | None) -> None:
@@ -168,71 +166,55 @@ def test_the_limit_is_that_of_the_job(limit: int, failures: int | None):
 def test_the_step_of_a_gang_whose_job_vanished_is_recorded():
     world = running()
     report(world, 70)
+    saved_at(world, 60)
     world.delete_child_job()
     world.settle()
     (attempt,) = world.job.status.attempts
-    assert (attempt.reason, attempt.step) == ("JobDeleted", 70)
+    assert (attempt.reason, attempt.step, attempt.checkpoint_step) == ("JobDeleted", 70, 60)
 
 
-def checkpoint(step: int, minute: int) -> Checkpoint:
-    return Checkpoint(step=step, path=f"/c/{step}", time=START + timedelta(minutes=minute))
+def failed(number: int, step: int | None, saved: int | None) -> Attempt:
+    """A failed attempt that reached this step, with the last checkpoint at this step."""
+    return Attempt(number=number, step=step, checkpoint_step=saved, counted=True, message="x")
 
 
-def failed(number: int, **fields: Any) -> Attempt:
-    """Attempt `number`, which failed after the ten minutes from minute 10 * number."""
-    since = START + timedelta(minutes=10 * number)
-    until = since + timedelta(minutes=9)
-    ended = Attempt(number=number, start_time=since, end_time=until, counted=True, message="x")
-    return replace(ended, **fields)
-
-
-# Of three attempts after one that reached step 100.
+# The steps that each attempt reached, and those of the last checkpoint then.
 @pytest.mark.parametrize(
-    ("checkpoints", "stops"),
+    ("steps", "saved", "why"),
     [
-        pytest.param([(60, 5)], True, id="before them"),
-        pytest.param([(70, 15), (60, 5)], False, id="a newer one"),
-        pytest.param([(70, 15)], False, id="the first one"),
-        pytest.param([(60, 15), (60, 5)], True, id="the same step again"),
-        pytest.param([(30, 35), (30, 25), (60, 5)], True, id="back to the start"),
-        pytest.param([(70, 49), (60, 5)], True, id="after them"),
+        pytest.param(
+            [100, 80, 80, 80],
+            [60, 60, 60, 60],
+            "with no newer step than 100 and no newer checkpoint than that of step 60",
+            id="none is newer",
+        ),
+        pytest.param([100, 80, 80, 80], [60, 60, 60, 70], "", id="a newer one"),
+        pytest.param([100, 80, 80, 80], [None, None, 60, 60], "", id="the first one"),
+        pytest.param([100, 80, 80, 80], [60, 30, 30, 40], "step 60", id="back to the start"),
+        pytest.param(
+            [None, None, None, None],
+            [60, 60, 60, 60],
+            "with no step and no newer checkpoint than that of step 60",
+            id="only checkpoints are reported",
+        ),
+        pytest.param([None, None, None, None], [60, 60, 60, 61], "", id="only newer ones"),
     ],
 )
-def test_a_newer_checkpoint_is_progress(checkpoints: list[tuple[int, int]], stops: bool):
-    last, *earlier = [checkpoint(*each) for each in checkpoints]
-    status = TorchrunJobStatus(last_checkpoint=last, earlier_checkpoints=tuple(earlier))
-    ends = (failed(0, step=100), *(failed(number, step=80) for number in (1, 2, 3)))
-    why = find_stagnation(status, ends, 3)
-    assert (why is not None) is stops
-    if why is not None:
-        assert f"no newer checkpoint than that of step {last.step}" in why.message
+def test_a_newer_checkpoint_is_progress(steps: list[int | None], saved: list[int | None], why: str):
+    ends = tuple(map(failed, range(4), steps, saved))
+    found = find_stagnation(TorchrunJobStatus(), ends, 3)
+    assert (found is not None) is bool(why)
+    assert why in (found.message if found else "")
 
 
-def test_a_job_may_report_checkpoints_and_no_steps():
-    status = TorchrunJobStatus(last_checkpoint=checkpoint(60, 5))
-    ends = tuple(failed(number) for number in range(4))
-    why = find_stagnation(status, ends, 3)
-    assert why is not None
-    assert "with no step and no newer checkpoint than that of step 60" in why.message
-    assert find_stagnation(status, ends[:3], 3) is None
-
-
-def test_a_checkpoint_belongs_to_the_round_that_saved_it():
-    status = TorchrunJobStatus(last_checkpoint=checkpoint(60, 2))
-    saved = failed(0, round=0, end_time=START + timedelta(minutes=3))
-    rounds = [failed(0, round=number, start_time=None) for number in (1, 2)]
-    ends = (saved, *rounds, failed(0))
-    assert find_stagnation(status, ends, 3) is not None
-    assert find_stagnation(status, ends[:3], 3) is None
-
-
-def test_a_checkpoint_is_a_step_of_its_attempt():
-    world = running()
+@pytest.mark.parametrize("how", [GANG, ROUND, LOST, SUSPENDED])
+def test_the_last_checkpoint_is_recorded_with_each_end(how: str):
+    world = running(maxRestarts=100)
     report(world, 50)
-    saved_at(world, 60)
-    fail(world)
-    world.step()
-    assert [attempt.step for attempt in world.job.status.attempts] == [60]
+    saved = Checkpoint(step=40, path="/c/last", time=world.now)
+    world.reports.put_checkpoints(("ml", "train"), world.job.metadata.uid, (saved,))
+    end(world, how, 55)
+    assert [attempt.checkpoint_step for attempt in world.job.status.attempts] == [40]
 
 
 def saved_at(world: World, step: int) -> Checkpoint:
