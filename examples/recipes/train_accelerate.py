@@ -43,7 +43,9 @@ def save(step: int) -> None:
     accelerator.save_state(str(partial))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        partial.rename(checkpoints / f"step-{step:08d}")
+        path = partial.rename(checkpoints / f"step-{step:08d}")
+        if torchrun_progress:
+            torchrun_progress.checkpoint(step, path, complete=True)
     accelerator.wait_for_everyone()
 
 

@@ -66,6 +66,8 @@ for step in range(start + 1, args.steps + 1):
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "step": step}, partial)
             partial.replace(checkpoint)
+            if torchrun_progress:
+                torchrun_progress.checkpoint(step, checkpoint, complete=True)
         dist.barrier()
 
 dist.destroy_process_group()

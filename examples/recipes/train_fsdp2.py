@@ -85,6 +85,9 @@ while training.step < args.steps:
     if torchrun_progress:
         torchrun_progress.report(step=step, total=args.steps, loss=loss)
     if step % args.save_every == 0 or step == args.steps:
-        dcp.save({"training": training}, checkpoint_id=checkpoints / f"step-{step:08d}")
+        path = checkpoints / f"step-{step:08d}"
+        dcp.save({"training": training}, checkpoint_id=path)
+        if torchrun_progress:
+            torchrun_progress.checkpoint(step, path)
 
 dist.destroy_process_group()

@@ -53,6 +53,11 @@ class Progress(Callback):
         if torchrun_progress:
             torchrun_progress.report(step=step, total=args.steps, loss=loss)
 
+    def on_train_epoch_start(self, trainer, module):
+        saved = trainer.checkpoint_callback.last_model_path  # after the epoch before
+        if torchrun_progress and saved:
+            torchrun_progress.checkpoint(trainer.global_step, saved)
+
 
 torch.manual_seed(0)
 inputs = torch.randn(512, 16)

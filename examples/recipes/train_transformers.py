@@ -51,6 +51,11 @@ class Progress(TrainerCallback):
         if torchrun_progress:
             torchrun_progress.report(step=state.global_step, total=state.max_steps)
 
+    def on_save(self, arguments, state, control, **objects):
+        if torchrun_progress:
+            path = checkpoints / f"checkpoint-{state.global_step}"
+            torchrun_progress.checkpoint(state.global_step, path)
+
 
 def newest_checkpoint() -> str | None:
     """The newest complete checkpoint. The Trainer writes trainer_state.json last."""

@@ -1,9 +1,11 @@
+from datetime import UTC, datetime
+
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from metrics_world import job
 from torchrun_api.kinds.job import TorchrunJob
-from torchrun_api.kinds.status import Progress
+from torchrun_api.kinds.status import Checkpoint, Progress
 from torchrun_controller.cache.store import Change
 from torchrun_controller.metrics.per_job import PerJobMetrics
 
@@ -100,6 +102,17 @@ def test_the_series_of_a_job() -> None:
     world.reports["team", "a"] = Progress(step=8, loss=0.123456)
     assert value("torchrun_job_step", own) == 8
     assert value("torchrun_job_loss", own) == 0.123456, "the status has rounded numbers"
+
+
+def test_the_last_checkpoint_of_a_job() -> None:
+    world = World(1)
+    made = job("a", "Running")
+    last = Checkpoint(step=1200, path="/c", time=datetime(2026, 1, 2, 3, 4, 5, 500_000, UTC))
+    world.put(replace(made, status=replace(made.status, last_checkpoint=last)))
+    own = {"job_namespace": "team", "torchrun_job": "a"}
+    value = world.registry.get_sample_value
+    assert value("torchrun_job_checkpoint_step", own) == 1200
+    assert value("torchrun_job_checkpoint_timestamp_seconds", own) == last.time.timestamp()
 
 
 def test_a_job_without_a_report_has_no_series() -> None:

@@ -1,5 +1,6 @@
 """The lines of a job's status."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -24,6 +25,15 @@ def test_the_network_and_what_is_wrong_with_it() -> None:
         "  SlowNetwork is True: Node 7 is slow.",
         "  NCCL uses IB on 7 nodes, Socket over eth0 on 1 node",
     ]
+
+
+def test_the_last_checkpoint_has_its_age() -> None:
+    time = (datetime.now(UTC) - timedelta(seconds=125)).isoformat()
+    last = {"step": 1200, "path": "/checkpoints/step-1200", "time": time}
+    job = msgspec.convert({"status": {"phase": "Running", "lastCheckpoint": last}}, JobSlice)
+    (line,) = status_lines(job)[1:]
+    assert line.startswith("  last checkpoint: step 1200 (2m")
+    assert line.endswith("s ago) /checkpoints/step-1200")
 
 
 def test_each_end_says_what_ended() -> None:
