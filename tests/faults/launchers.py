@@ -63,7 +63,7 @@ class Launchers:
             return
         components, rounds = process.components, self._rounds[uid]
         worker = components.factory.worker(*key_of(pod), uid)
-        if worker is not None:
+        if worker is not None and worker.is_current:
             count = self._predecessors[uid][0] + len(rounds)
             restarts = RestartsInPlace(count=count, last=tuple(rounds[-LAST_ROUNDS:]))
             components.factory.reports.put_restarts(worker.job, worker.child_uid, restarts)

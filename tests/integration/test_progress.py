@@ -73,6 +73,13 @@ def progress(team: Team, name: str, step: int) -> dict[str, Any]:
     return eventually(f"step {step} of {name}", look)
 
 
+def cells(crds: LocalCluster, team: Team, name: str, *columns: str) -> list[str]:
+    """The cells of a job in wide columns. Other cells may be empty."""
+    wide = crds.kubectl("get", "tj", name, "-n", team.name, "-o", "wide").stdout
+    header, row = wide.splitlines()
+    return [row[header.index(f" {column} ") + 1 :].split(" ", 1)[0] for column in columns]
+
+
 def test_a_report_becomes_status_and_columns(
     reporter: Reporter, team: Team, crds: LocalCluster
 ) -> None:
@@ -83,12 +90,25 @@ def test_a_report_becomes_status_and_columns(
     report = progress(team, "run", 12)
     assert {name: report[name] for name in values} == values
     assert report["time"]
-    wide = crds.kubectl("get", "tj", "run", "-n", team.name, "-o", "wide").stdout
-    header, row = (line.split() for line in wide.splitlines())
-    columns = dict(zip(header, row, strict=True))
-    assert [columns[name] for name in ("STEP", "OF", "LOSS", "SAMPLES/S")] == [
-        *("12", "100", "2.605", "660.4"),
-    ]
+    names = ("STEP", "OF", "LOSS", "SAMPLES/S")
+    assert cells(crds, team, "run", *names) == ["12", "100", "2.605", "660.4"]
+
+
+def test_a_checkpoint_is_in_the_status_and_in_the_next_gang(
+    reporter: Reporter, team: Team, crds: LocalCluster
+) -> None:
+    pods = running(team, "saves", reliability={"maxRestarts": 1})
+    last = {"step": 7, "path": "/checkpoints/ä 7", "time": "2026-01-02T03:04:05.678901Z"}
+    assert reporter.send(token(team, pods[1]), checkpoints=[last]) == 403, "not node 0"
+    assert reporter.send(token(team, pods[0]), checkpoints=[last]) == 204
+    eventually("the checkpoint", lambda: team.status("saves").get("lastCheckpoint") == last)
+    assert cells(crds, team, "saves", "CHECKPOINT") == ["7"]
+    for pod in pods:
+        team.pod_becomes(pod, "Failed")
+    batch = f"/apis/batch/v1/namespaces/{team.name}/jobs/saves-r1"
+    job = eventually("the next gang", lambda: team.api.get(batch))
+    annotations = job["spec"]["template"]["metadata"]["annotations"]
+    assert json.loads(annotations["torchrun.ai/checkpoints"]) == [last]
 
 
 def test_reports_write_the_status_once_in_ten_seconds(reporter: Reporter, team: Team) -> None:
