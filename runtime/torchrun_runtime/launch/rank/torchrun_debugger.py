@@ -106,6 +106,7 @@ class _Pdb(pdb.Pdb):
         self._connection = connection
         self._before = sys.gettrace()
         self._prompts = 0
+        self._runs = False  # to a breakpoint
 
     def stop_at(self, frame: FrameType) -> None:
         """Read commands at this frame now, though the line that it executes has not ended."""
@@ -133,11 +134,14 @@ class _Pdb(pdb.Pdb):
 
     def interaction(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
         """Read commands."""
+        self._runs = False
         self._prompts += 1
         try:
             super().interaction(*arguments, **options)
         finally:
             self._prompts -= 1
+        if self._runs and self._is_closed():  # settle has left this to the prompt
+            self.is_over = True
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: object) -> Any:  # noqa: ANN401
         """Trace the program, which must not see any failure of the debugger."""
@@ -161,6 +165,7 @@ class _Pdb(pdb.Pdb):
     def set_continue(self) -> None:
         """Go on: to the next breakpoint, or without the debugger if there is none."""
         if self.breaks:
+            self._runs = True
             super().set_continue()
         else:
             self.is_over = True
