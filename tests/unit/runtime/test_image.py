@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,12 +40,29 @@ def test_every_dependency_of_the_project_is_locked() -> None:
     assert wanted <= pins("controller.txt").keys() | pins("build.txt").keys()
 
 
+# Of the job's environment: a function imports it once it is needed.
+OF_THE_JOB = {"debugpy", "pydevd", "torch"}
+# On PYTHONPATH of the ranks.
+OF_RANKS = {path.stem for path in (LAUNCH / "rank").glob("*.py")}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_the_launcher_is_python_3_8_and_standard_library_only(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 8))
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        for name in names:
-            assert name.partition(".")[0] in sys.stdlib_module_names, name
+    at_import = set(imports(tree, inside_functions=False))
+    later = set(imports(tree, inside_functions=True)) - at_import
+    assert at_import <= sys.stdlib_module_names
+    assert later <= sys.stdlib_module_names | OF_THE_JOB | OF_RANKS
+
+
+def imports(node: ast.AST, *, inside_functions: bool) -> Iterator[str]:
+    """The packages that a module imports, except for its types and for this package."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name.partition(".")[0] for alias in node.names)
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        yield node.module.partition(".")[0]
+    for child in ast.iter_child_nodes(node):
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        if not for_types and (inside_functions or not is_function):
+            yield from imports(child, inside_functions=inside_functions)
