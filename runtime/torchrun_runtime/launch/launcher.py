@@ -36,6 +36,7 @@ from .reporting import Reporter, describe_restarts
 from .round import Program, Round, RoundEnd
 from .served import ServedWorkspace
 from .settings import LaunchSettings, beside_head, from_environment, read
+from .standby import StandbyAgent
 from .streams import Copy
 from .supervise import STOPPING, StopRequest
 from .venv import make, use
@@ -143,6 +144,7 @@ class Launcher:
                 return self._run_rounds()
             finally:
                 self._program.store.close()
+                self._program.standby.close()
                 self._report_last_checkpoints()
                 self._rounds.close()
 
@@ -166,7 +168,15 @@ class Launcher:
             script=run.script,
             may_train_alone=several and settings.launcher == "auto" and not run.under_torchrun,
             store=self._open_store(run),
+            standby=self._await_restarts(run, argv),
         )
+
+    def _await_restarts(self, run: Run, argv: list[str]) -> StandbyAgent:
+        """A torchrun that waits for the next round, if the command is torchrun and nothing else."""
+        words = torchrun.words_of_torchrun(run, argv)
+        is_off = read(self._environment, contract.STANDBY) == "0"
+        python = torchrun.python_of_torchrun(run) if words and not is_off else []
+        return StandbyAgent(python, argv[:words])
 
     def _open_store(self, run: Run) -> RoundStore:
         """The store of torchrun's rendezvous, unless the command may choose another rendezvous."""

@@ -49,6 +49,11 @@ def descendants(root: int) -> list[Process]:
     return tree
 
 
+def find(pid: int) -> Process | None:
+    """The process with this pid; None if it has ended."""
+    return _read(pid)
+
+
 def foremost(tree: list[Process], number: int) -> list[Process]:
     """The processes that get a signal: the ranks, or the command itself without ranks.
 

@@ -22,12 +22,15 @@ from .settings import read
 # Rounds use the port of the gang and the next ones in turns. A process of the round before may hold
 # a port for some time.
 PORTS = 16
-# It ends with the launcher, which has the other end of its stdin.
+# A store for each port that the launcher writes to its stdin, in place of the one before. It ends
+# with the launcher, which has the other end.
 _SERVE = """\
 import sys
 from torch.distributed import TCPStore
-store = TCPStore("localhost", int(sys.argv[1]), None, True, wait_for_workers=False)
-sys.stdin.read()
+store = None
+for port in sys.stdin:
+    del store
+    store = TCPStore("localhost", int(port), None, True, wait_for_workers=False)
 """
 _BACKEND = "c10d"
 
@@ -69,7 +72,6 @@ class RoundStore:
 
     def start(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Replace the store of the round before. Returns the environment of the agents."""
-        self.close()
         changed = dict(environment)
         if not self._is_used:
             return changed
@@ -92,9 +94,26 @@ class RoundStore:
             self._process = None
 
     def _serve(self, port: str, environment: Mapping[str, str]) -> bool:
-        if not self._python:
+        """Serve the port, in the process of the round before: it has imported torch already."""
+        if self._process is not None and self._send(port):
+            return True
+        self.close()
+        return bool(self._python) and self._start(environment) and self._send(port)
+
+    def _send(self, port: str) -> bool:
+        """Whether the process of the store runs and has got the port."""
+        process = self._process
+        if process is None or process.stdin is None or process.poll() is not None:
             return False
-        argv = [*self._python, "-c", _SERVE, port]
+        try:
+            process.stdin.write(f"{port}\n".encode())
+            process.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+    def _start(self, environment: Mapping[str, str]) -> bool:
+        argv = [*self._python, "-c", _SERVE]
         if self._before:
             argv = [SHELL, "-c", f"{self._before}{shlex.join(argv)}"]
         try:

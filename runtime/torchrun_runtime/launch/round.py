@@ -33,9 +33,10 @@ from .rendezvous import RoundStore
 from .reporting import Reporter, describe_restarts, newest_step
 from .settings import LaunchSettings
 from .stacks import STACK_SIGNAL
+from .standby import StandbyAgent, StandbyWatch
 from .stopping import PlannedStop, open_planned_stop
 from .streams import Copy, Streams
-from .supervise import CommandExit, StopRequest, Watchdog, supervise
+from .supervise import CommandExit, StopRequest, SupervisedCommand, Watchdog, supervise
 from .watchdogs import HangWatchdog, OomWatchdog
 from .world import WorldWatch
 
@@ -46,13 +47,14 @@ class Program(NamedTuple):
     """What a node starts in each round.
 
     may_train_alone: several ranks are wanted, and nothing proves yet that the command starts them.
-    store: of a rendezvous by torchrun. script: see Run.
+    store: of a rendezvous by torchrun. standby: of torchrun. script: see Run.
     """
 
     argv: list[str]
     script: str
     may_train_alone: bool
     store: RoundStore
+    standby: StandbyAgent
 
 
 class RoundEnd(NamedTuple):
@@ -98,7 +100,7 @@ class Round:
         begun_after: float | None,
     ) -> None:
         self._settings = settings
-        self._argv = program.argv
+        self._program = program
         self._rounds = rounds
         self._reports = make_reports_folder()
         self._streams = self._open_streams(copy)
@@ -166,13 +168,13 @@ class Round:
             shutil.rmtree(self._reports, ignore_errors=True)
 
     def _supervise(self, environment: Mapping[str, str]) -> CommandExit:
+        variables, standby = self._environment_of_command(environment), self._program.standby
+        self._watchdogs.append(StandbyWatch(standby, self._reports, variables))
         try:
             return supervise(
-                self._argv,
-                self._environment_of_command(environment),
+                SupervisedCommand(self._program.argv, variables, self._streams, standby),
                 self._settings.grace,
                 self._watchdogs,
-                self._streams,
                 self._end_of_round,
                 self._look_at_background,
                 self._planned,

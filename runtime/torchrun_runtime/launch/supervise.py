@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from contextlib import suppress
-from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Protocol, Sequence
 
 from .cause import LaunchError
 from .contract import NOT_EXECUTABLE, NOT_FOUND
@@ -21,6 +21,9 @@ from .graceful import GracefulStop
 from .output import say
 from .processes import adopt_orphans, descendants, is_below, send, signal_name
 from .streams import Streams
+
+if TYPE_CHECKING:
+    from .standby import StandbyAgent
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _CHILD_SIGNALS = frozenset({signal.SIGCHLD})
@@ -104,30 +107,36 @@ class CommandExit(NamedTuple):
     is_leaving: bool = False
 
 
+class SupervisedCommand(NamedTuple):
+    """What to run. streams: of its output; None: those of the launcher. standby: may run it."""
+
+    argv: list[str]
+    environment: Mapping[str, str]
+    streams: Streams | None = None
+    standby: StandbyAgent | None = None
+
+
 def supervise(
-    argv: list[str],
-    environment: Mapping[str, str],
+    command: SupervisedCommand,
     grace: float | None,
     watchdogs: Sequence[Watchdog] = (),
-    streams: Streams | None = None,
     end_of_round: Callable[[], float | None] | None = None,
     on_success: Callable[[], None] | None = None,
     planned: Planned | None = None,
 ) -> CommandExit:
-    """Run `argv` to its end.
+    """Run a command to its end.
 
     grace: seconds that the ranks have to end after SIGTERM; None: the grace period of the kubelet.
-    streams: the command's output; None: that of the launcher. end_of_round: called after each
-    signal and ten times a second, returns the grace period with which to end the command for the
-    next round, None to go on. on_success: called once the command has ended with 0, before what it
-    has left is killed. planned: may hold back a signal, and end the command by agreement. Raises
-    LaunchError (CommandNotFound, CommandNotExecutable).
+    end_of_round: called after each signal and ten times a second, returns the grace period with
+    which to end the command for the next round, None to go on. on_success: called once the command
+    has ended with 0, before what it has left is killed. planned: may hold back a signal, and end
+    the command by agreement. Raises LaunchError (CommandNotFound, CommandNotExecutable).
 
     By priority: a stop in progress, or the request of a watchdog, then the end of the round.
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
-    child = _start(argv, environment, streams)
+    child = _start(command)
     stop: GracefulStop | None = None
     held = 0  # the signal that waits for an agreement
     stop_request: StopRequest | None = None
@@ -228,15 +237,27 @@ def _first_stop_request(watchdogs: Sequence[Watchdog]) -> StopRequest | None:
     return None
 
 
-def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | None) -> int:
-    """Start the command and return its pid. The signal dispositions of Python are reset."""
-    ends = streams.ends.items() if streams else ()
+def _start(command: SupervisedCommand) -> int:
+    """Start the command and return its pid; it gets the terminal, if there is one."""
+    argv, environment, streams, standby = command
+    ends = streams.ends if streams else {}
+    child = standby.start(argv, environment, ends) if standby else None
+    if child is None:
+        child = _spawn(argv, environment, ends)
+    if _take_terminal(child, os.getpgrp()):
+        with suppress(OSError):  # it may have read before, and stopped
+            os.killpg(child, signal.SIGCONT)
+    return child
+
+
+def _spawn(argv: list[str], environment: Mapping[str, str], ends: Mapping[int, int]) -> int:
+    """Start a process and return its pid. The signal dispositions of Python are reset."""
     try:
-        child = os.posix_spawnp(
+        return os.posix_spawnp(
             argv[0],
             argv,
             dict(environment),
-            file_actions=[(os.POSIX_SPAWN_DUP2, end, stream) for stream, end in ends],
+            file_actions=[(os.POSIX_SPAWN_DUP2, end, stream) for stream, end in ends.items()],
             setpgroup=0,
             setsigmask=(),
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_HANDLED_SIGNALS),
@@ -247,10 +268,6 @@ def _start(argv: list[str], environment: Mapping[str, str], streams: Streams | N
     except OSError as error:
         message = f"Cannot start {argv[0]}: {error.strerror}."
         raise LaunchError("CommandNotExecutable", message, exit_code=NOT_EXECUTABLE) from error
-    if _take_terminal(child, os.getpgrp()):
-        with suppress(OSError):  # it may have read before, and stopped
-            os.killpg(child, signal.SIGCONT)
-    return child
 
 
 def _take_terminal(group: int, owner: int) -> bool:

@@ -87,6 +87,17 @@ def python_of_torchrun(run: Run) -> list[str]:
     return []
 
 
+def words_of_torchrun(run: Run, argv: list[str]) -> int:
+    """How many words of the command line start torchrun; 0 if a shell or another program does."""
+    if not run.under_torchrun or run.in_environment or argv[:1] == [SHELL]:
+        return 0
+    words = argv.index("--no-python")
+    if words == 1:  # a script, which pip has made, or somebody else
+        with suppress(OSError), open(argv[0], "rb") as file:
+            return words if _RUN.encode() in file.read(4096) else 0
+    return words
+
+
 def default_threads(environment: Mapping[str, str]) -> str:
     """OMP_NUM_THREADS: the CPUs that the pod requests, shared by its ranks; "" if it is set.
 

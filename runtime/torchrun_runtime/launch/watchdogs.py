@@ -35,7 +35,7 @@ _FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_cont
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-class _Beat(NamedTuple):
+class Beat(NamedTuple):
     """A rank's heartbeat file; `reported` once report() was called, but not within idle()."""
 
     rank: str
@@ -67,7 +67,7 @@ class HangWatchdog:
         self._seconds = seconds
         self._folder = folder
         self._chunks = chunks
-        self._activity: tuple[list[_Beat], int] = ([], 0)
+        self._activity: tuple[list[Beat], int] = ([], 0)
         self._last_activity = self._watch_start = time.monotonic()
         self._stacks_at: float | None = None
         self._has_rank_0: bool | None = None
@@ -76,7 +76,7 @@ class HangWatchdog:
     def check(self) -> StopRequest | None:
         """Request a stop if the node was inactive for too long. Takes up to 2 s to write stacks."""
         now = time.monotonic()
-        beats = _read_beats(self._folder)
+        beats = read_beats(self._folder)
         # Each beat, not the newest: the clock of the node may be set back.
         activity = (beats, self._chunks())
         if activity != self._activity:
@@ -124,7 +124,7 @@ class HangWatchdog:
         write_stacks(self._folder)
         self._stacks_at = time.monotonic()
 
-    def _has_begun(self, beats: list[_Beat]) -> bool:
+    def _has_begun(self, beats: list[Beat]) -> bool:
         if beats:
             return any(beat.reported for beat in beats)
         return self._chunks() > 0 and self._is_beside_rank_0()
@@ -150,7 +150,7 @@ class HangWatchdog:
             self._has_rank_0 = "0" in numbers
         return self._has_rank_0
 
-    def _describe(self, silence: float, beats: list[_Beat]) -> str:
+    def _describe(self, silence: float, beats: list[Beat]) -> str:
         limit = f"hangTimeoutSeconds {self._seconds:.0f}"
         text = f"no progress report and no output for {silence:.0f} s ({limit})"
         reporting = [beat for beat in beats if beat.reported]
@@ -160,7 +160,7 @@ class HangWatchdog:
         return text
 
 
-def _read_beats(folder: str) -> list[_Beat]:
+def read_beats(folder: str) -> list[Beat]:
     """Heartbeats of the ranks of this node that import torchrun_progress, sorted by rank."""
     beats = []
     with suppress(OSError):
@@ -169,7 +169,7 @@ def _read_beats(folder: str) -> list[_Beat]:
                 with suppress(OSError):
                     status = os.stat(os.path.join(folder, name))
                     rank = name[len(BEAT) :]
-                    beats.append(_Beat(rank, status.st_mtime_ns, status.st_size > 0))
+                    beats.append(Beat(rank, status.st_mtime_ns, status.st_size > 0))
     return beats
 
 

@@ -333,4 +333,5 @@ if _FOLDER and os.path.isdir(_FOLDER):
         _offer_stacks(int(os.environ["TORCHRUN_STACK_SIGNAL"]))
     with suppress(BaseException):
         _offer_debugger(int(os.environ["TORCHRUN_DEBUG_SIGNAL"]))
-_load_shadowed()
+if __name__ == "sitecustomize":  # a torchrun that waits for a round has it already
+    _load_shadowed()

@@ -230,7 +230,7 @@ REQUESTED = """
 import sys
 sys.path.insert(0, {runtime!r})
 from torchrun_runtime.launch import supervise as module
-from torchrun_runtime.launch.supervise import StopRequest, supervise
+from torchrun_runtime.launch.supervise import SupervisedCommand, StopRequest, supervise
 
 send, calls = module.send, []
 
@@ -253,7 +253,7 @@ class Hung:
 
 hung = Hung()
 end = supervise(
-    ["sleep", "1000"], {{}}, 5.0, [hung], None, lambda: 5.0 if hung.asked else None
+    SupervisedCommand(["sleep", "1000"], {{}}), 5.0, [hung], lambda: 5.0 if hung.asked else None
 )
 print(end.stop_request.reason, end.for_next_round)
 """
@@ -272,7 +272,7 @@ ROUND = """
 import sys, time
 sys.path.insert(0, {runtime!r})
 from torchrun_runtime.launch import supervise as module
-from torchrun_runtime.launch.supervise import supervise
+from torchrun_runtime.launch.supervise import SupervisedCommand, supervise
 
 class Counting:
     times, stops = [], []
@@ -286,7 +286,8 @@ class Counting:
 module._CLEAR_SECONDS = 60.0
 watchdog, start = Counting(), time.monotonic()
 end = supervise(
-    ["sleep", "1000"], {{}}, 5.0, [watchdog], None, lambda: 5.0 if watchdog.times[2:] else None
+    SupervisedCommand(["sleep", "1000"], {{}}), 5.0, [watchdog],
+    lambda: 5.0 if watchdog.times[2:] else None
 )
 pauses = [later - earlier for earlier, later in zip(watchdog.times, watchdog.times[1:])]
 print(end.for_next_round, watchdog.stops, min(pauses) > 0.5, time.monotonic() - start < 60)
@@ -305,7 +306,7 @@ NEXT_ROUND = """
 import os, signal, subprocess, sys
 sys.path.insert(0, {runtime!r})
 from torchrun_runtime.launch import supervise as module
-from torchrun_runtime.launch.supervise import supervise
+from torchrun_runtime.launch.supervise import SupervisedCommand, supervise
 
 if sys.argv[1:]:
     signal.signal(signal.SIGTERM, lambda *_: print("the agent has got SIGTERM", flush=True))
@@ -325,7 +326,7 @@ def await_agent():
         output.append(os.read(reads, 99))
     return 1000.0
 
-end = supervise(agent, os.environ, 1000.0, [], None, await_agent)
+end = supervise(SupervisedCommand(agent, os.environ), 1000.0, [], await_agent)
 os.close(writes)
 print(end.for_next_round, output + [os.read(reads, 99)])
 """

@@ -362,8 +362,8 @@ def test_leaves_no_process_behind_and_reaps_orphans(launcher: Launcher) -> None:
 def test_no_signal_interrupts_the_launcher_between_two_looks(launcher: Launcher) -> None:
     program = """
         import os, signal, sys
-        from torchrun_runtime.launch.supervise import supervise
-        supervise(["true"], os.environ, None)
+        from torchrun_runtime.launch.supervise import SupervisedCommand, supervise
+        supervise(SupervisedCommand(["true"], os.environ), None)
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         sys.exit(not {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD} <= blocked)
     """
