@@ -54,7 +54,7 @@ def test_one_view_without_a_terminal(laptop: Laptop) -> None:
     assert "  WorkersRunning: 1 of 2 pods is running." in lines
     assert "  attempt 0 ended at 00:00:00 UTC: rank 1" in lines
     table = lines[lines.index("") + 1 :]
-    assert table[0].split() == ["POD", "NODE", "PHASE", "AGE", "REASON"]
+    assert table[0].split() == ["POD", "MACHINE", "PHASE", "AGE", "REASON"]
     assert [line.split()[0] for line in table[1:]] == ["run-r1-1", "run-r1-2", "run-r1-0"]
     assert table[1].endswith("ImagePullBackOff no such image")
     assert table[2].endswith("Error (exit code 3)")
@@ -99,7 +99,7 @@ def test_watching_without_a_terminal_prints_changes_until_the_end(
 def test_the_wide_view_is_not_cut(laptop: Laptop) -> None:
     a_job(laptop)
     out = laptop.run("status", "run", "-o", "wide").stdout
-    assert re.search(r"(?m)^POD +NODE +PHASE +AGE +IP +REASON$", out)
+    assert re.search(r"(?m)^POD +MACHINE +PHASE +AGE +IP +REASON$", out)
     assert "no GPUs " * 19 in out
 
 
