@@ -37,6 +37,7 @@ from torchrun_runtime.launch.gang.messages import (
 )
 from torchrun_runtime.launch.gang.policy import RoundFailure, Verdict
 from torchrun_runtime.launch.gang.server import GangServer
+from torchrun_runtime.launch.gang.stopping import Agreement
 
 KEY = "bench"
 SECONDS = 120.0  # for the members to connect, and for a restart
@@ -120,8 +121,10 @@ class _Gang:
             leader.messages, leader.bytes, leader.seconds - before[0], leader.cpu - before[1]
         )
 
-    def _follow(self, order: GangOrder) -> None:
-        """Follow an order on node 0, in the thread of the server."""
+    def _follow(self, order: GangOrder | Agreement) -> None:
+        """Follow an order on node 0, in the thread of the server; no rank agrees on a stop."""
+        if isinstance(order, Agreement):
+            return
         others = self.leader.size - 1
         self.leader.messages += others
         self.leader.bytes += others * len(encode_order(order))

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from kubectl_torchrun import text
 from kubectl_torchrun.cluster.kubectl import LastLines
 from kubectl_torchrun.errors import SUCCEEDED, ClusterProblem, UsageProblem
 from kubectl_torchrun.terminal import Display
@@ -229,6 +231,7 @@ class _Terminal:
     ) -> None:
         self._helper = helper
         self._readers = [sys.stdin.fileno()]
+        self._decode = getincrementaldecoder("utf-8")("replace").decode
         terminal.note(
             f"Stopped {facts}. Without breakpoints, c detaches; so does Ctrl-D. The run goes on."
         )
@@ -251,8 +254,7 @@ class _Terminal:
     def receive(self, message: _Message) -> None:
         """Print what pdb has written."""
         if message.data:
-            sys.stdout.write(base64.b64decode(message.data).decode("utf-8", "replace"))
-            sys.stdout.flush()
+            text.echo(self._decode(base64.b64decode(message.data)), nl=False)
 
     def close(self) -> None:
         """Nothing to close: stdin remains."""

@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Protocol, Sequence
+from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
 from .cause import LaunchError
 from .contract import NOT_EXECUTABLE, NOT_FOUND
@@ -21,9 +21,6 @@ from .graceful import GracefulStop
 from .output import say
 from .processes import adopt_orphans, descendants, is_below, send, signal_name
 from .streams import Streams
-
-if TYPE_CHECKING:
-    from .standby import StandbyAgent
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _CHILD_SIGNALS = frozenset({signal.SIGCHLD})
@@ -107,13 +104,25 @@ class CommandExit(NamedTuple):
     is_leaving: bool = False
 
 
+class Standby(Protocol):
+    """A process that may run a command instead of a new one."""
+
+    def start(
+        self, argv: Sequence[str], environment: Mapping[str, str], ends: Mapping[int, int]
+    ) -> int | None:
+        """Run the command; its pid, or None if a new process is needed.
+
+        ends: descriptors of stdout and stderr of the command, by number.
+        """
+
+
 class SupervisedCommand(NamedTuple):
     """What to run. streams: of its output; None: those of the launcher. standby: may run it."""
 
     argv: list[str]
     environment: Mapping[str, str]
     streams: Streams | None = None
-    standby: StandbyAgent | None = None
+    standby: Standby | None = None
 
 
 def supervise(

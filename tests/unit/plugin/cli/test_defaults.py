@@ -160,7 +160,7 @@ def test_every_flag_is_classified() -> None:
     """A new flag may choose what runs and where. Add it to _REFUSED, or here if it does not."""
     harmless = {
         "after", "all-namespaces", "attempt", "color", "container", "detach", "dev", "dry-run",
-        "follow", "gpus", "gpus-per-node", "name", "node", "nodes", "output", "phase",
+        "follow", "gpus", "gpus-per-node", "name", "node", "nodes", "output", "pdb", "phase", "port",
         "prefix", "previous", "queue", "rank", "raw", "reload", "selector", "since", "stdin",
         "stop-on-repeated-failure", "tail", "tensorboard", "timeout", "timestamps", "tty",
         "upload-timeout", "wait", "watch",
