@@ -462,9 +462,17 @@ while True:
 
 
 class Running:
-    """A run of a script that ends only by a signal, and its output so far."""
+    """A run of a script that ends only by a signal, and its output so far.
 
-    def __init__(self, folder: Path, *options: str, script: str = LONG) -> None:
+    with_debugpy: the script runs on the Python of the tests, which has debugpy.
+    """
+
+    def __init__(
+        self, folder: Path, *options: str, script: str = LONG, with_debugpy: bool = False
+    ) -> None:
+        variables = environment(folder)
+        if with_debugpy:
+            variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables['PATH']}"
         self.directory = folder / "project"
         self.directory.mkdir()
         (self.directory / "long.py").write_text(script)
@@ -474,7 +482,7 @@ class Running:
             self.process = subprocess.Popen(
                 command_line("--nodes", "2", *options, "true && exec python3 long.py"),
                 cwd=self.directory,
-                env=environment(folder),
+                env=variables,
                 stdout=output,
                 stderr=output,
             )
@@ -578,7 +586,7 @@ def test_a_rank_of_a_run_is_debugged_while_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_an_editor_reaches_a_rank_by_a_local_port(tmp_path: Path) -> None:
-    run = Running(tmp_path, "--name", "edited")
+    run = Running(tmp_path, "--name", "edited", with_debugpy=True)
     run.wait_for("code 1")
     body = json.dumps({"seq": 1, "type": "request", "command": "initialize",
                        "arguments": {"adapterID": "debugpy"}}).encode()  # fmt: skip
