@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -461,6 +461,20 @@ while True:
 """
 
 
+STARTED: "list[Running]" = []
+
+
+@pytest.fixture(autouse=True)
+def no_run_goes_on() -> Iterator[None]:
+    """End what a failed test has left: the next test finds runs by their names."""
+    yield
+    while STARTED:
+        process = STARTED.pop().process
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.wait(LIMIT)
+
+
 class Running:
     """A run of a script that ends only by a signal, and its output so far.
 
@@ -486,6 +500,7 @@ class Running:
                 stdout=output,
                 stderr=output,
             )
+        STARTED.append(self)
 
     @property
     def output(self) -> str:
