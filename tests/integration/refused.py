@@ -210,7 +210,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "negative weight": (queue(weight=-1), "should be greater than or equal to 0"),
     "no topology": (
         queue(scheduling={"topology": {"name": "a"}}),
-        "set required, preferred, or both to a node label key, for example"
+        "set required, preferred, or both to the key of a label of Nodes, for example"
         " topology.kubernetes.io/zone",
     ),
     "elastic without start": (

@@ -178,7 +178,7 @@ def test_print_columns(crds: LocalCluster, started: str) -> None:
     assert line.split()[:7] == [started, "q", "2", "Running", "1/2", "ready", "Starting"]
     wide = crds.kubectl("get", "torchrun", "-o", "wide").stdout.splitlines()[0]
     progress = ["STEP", "OF", "LOSS", "SAMPLES/S"]
-    assert wide.split() == [*head.split()[:-1], "RESTARTS", "GPUS", *progress, "AGE"]
+    assert wide.split() == [*head.split()[:-1], "RESTARTS", "GPUS", *progress, "CHECKPOINT", "AGE"]
     assert f"torchrunjob.torchrun.ai/{started}" in crds.kubectl("get", "all").stdout
 
 
