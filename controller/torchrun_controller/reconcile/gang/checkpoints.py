@@ -67,8 +67,8 @@ def record(
     *,
     is_running: bool,
 ) -> TorchrunJobStatus:
-    """Return the status with the newest checkpoints; while ranks run, at most once per INTERVAL."""
-    known = find_known(last_status, gang)
+    """Return the status with those of the gang; while ranks run, at most once per INTERVAL."""
+    known = gang.checkpoints
     if is_running and _seconds_left(last_status, now) > 0:
         known = _in_status(last_status)
     last, *earlier = known or (None,)
@@ -77,7 +77,7 @@ def record(
 
 def next_record(status: TorchrunJobStatus, gang: ObservedGang, now: datetime) -> float | None:
     """Return the seconds until the status needs newer checkpoints; None if it has them."""
-    is_current = find_known(status, gang) == _in_status(status)
+    is_current = gang.checkpoints == _in_status(status)
     return None if is_current else _seconds_left(status, now)
 
 

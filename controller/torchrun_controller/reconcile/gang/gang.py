@@ -198,7 +198,7 @@ def record_end(
         end_time=now,
         running_seconds=round(seconds),
         step=headway.newest_step(status, gang.progress, start),
-        checkpoint_step=headway.newest_saved(status, gang),
+        checkpoint_step=headway.newest_saved(gang),
         counted=counted,
         reason=why.reason,
         message=why.message[:512],
@@ -239,7 +239,7 @@ def build_child_jobs(
         start = str(attempt) if may_start and not role else ""
         template = worker_template(
             *(job, queue, role_spec, environment, attempt, start, defaults, role),
-            checkpoints=checkpoints.annotate(checkpoints.find_known(job.status, observed.gang)),
+            checkpoints=checkpoints.annotate(observed.gang.checkpoints),
         )
         template = add_preference(template, "NotIn", avoided_hostnames, AVOIDANCE_WEIGHT)
         template = prefer_checkpoint_nodes(template, role_spec, checkpoint_nodes, observed.cluster)

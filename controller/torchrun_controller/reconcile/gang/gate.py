@@ -66,7 +66,7 @@ def instruct_launchers(
     child = gang.current_job
     may_open = not blocking_pods.pods and _can_fence(child, blocking_pods.unfenced)
     predecessor = predecessor_annotation(job, gang, restarts)
-    saved = checkpoints.annotate(checkpoints.find_known(job.status, gang))
+    saved = checkpoints.annotate(gang.checkpoints)
     start = {**predecessor, **saved}
     if may_open and blocking_pods.unfenced:
         start[names.FENCE] = fence_annotation(blocking_pods.unfenced, now)

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from torchrun_api.kinds.status import Attempt, Progress, TorchrunJobStatus
-from torchrun_controller.reconcile.gang.checkpoints import find_known
 from torchrun_controller.reconcile.model.conditions import Reason, find_condition
 from torchrun_controller.reconcile.model.messages import count_of, sentence
 from torchrun_controller.reconcile.model.observed import ObservedGang
@@ -54,10 +53,9 @@ def newest_step(
     return max((step for step in steps if step is not None), default=None)
 
 
-def newest_saved(status: TorchrunJobStatus, gang: ObservedGang) -> int | None:
+def newest_saved(gang: ObservedGang) -> int | None:
     """Return the step of the last complete checkpoint; None for none."""
-    known = find_known(status, gang)
-    return known[0].step if known else None
+    return gang.checkpoints[0].step if gang.checkpoints else None
 
 
 def find_stagnation(
@@ -98,7 +96,7 @@ def check_resumption(
     """
     if progress is None or progress.step is None or progress.time is None or since is None:
         return None
-    checkpoint = next((each for each in find_known(status, gang) if each.time < since), None)
+    checkpoint = next((each for each in gang.checkpoints if each.time < since), None)
     if checkpoint is None or progress.time < since or progress.step >= checkpoint.step:
         return None
     told = find_condition(status.conditions, RESUMED)

@@ -200,7 +200,7 @@ def find_new_restarts(job: TorchrunJob, gang: ObservedGang) -> NewRestarts:
     described = min(max(gang.restarts.count - recorded, 0), len(gang.restarts.last))
     rounds = gang.restarts.last[len(gang.restarts.last) - described :]
     failures = [_failure_of_round(failed_round, gang.workers) for failed_round in rounds]
-    saved = newest_saved(job.status, gang)
+    saved = newest_saved(gang)
     ends = (_end_of_round(number, saved, *pair) for pair in zip(rounds, failures, strict=True))
     return NewRestarts(total, new, tuple(ends), failures[-1] if failures else None)
 

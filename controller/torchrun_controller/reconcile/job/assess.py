@@ -18,6 +18,7 @@ from torchrun_api.kinds.status import (
 from torchrun_api.kinds.unsupported import etcd_without_endpoint
 from torchrun_api.names import MOST_GANGS
 from torchrun_controller.reconcile.gang import cleanup, departure, elastic, fence, gang, headway
+from torchrun_controller.reconcile.gang.checkpoints import find_known
 from torchrun_controller.reconcile.gang.elastic import GangSize, Outlook
 from torchrun_controller.reconcile.gang.failures import Failure, choose_cause
 from torchrun_controller.reconcile.gang.gang import roles_of
@@ -138,8 +139,9 @@ class NextAttempt(Struct, frozen=True, kw_only=True):
 class Assessment(Struct, frozen=True, kw_only=True):
     """One job at one moment. `now` is in UTC with whole seconds, as the API keeps times.
 
-    `observed` has no times in the future, and the default endpoint of the rendezvous; `last_status`
-    is as the API has it. A job that is deleted, unreadable or finished has nothing else.
+    `observed` has no times in the future, the default endpoint of the rendezvous, and all known
+    checkpoints; `last_status` is as the API has it. A job that is deleted, unreadable or finished
+    has nothing else.
 
     Of the last gang: `attempt` is its number, `gang` its state if its Job exists, `ran_until` when
     it ended or was suspended, else now. `blocked` is why an admitted gang needs somebody's action
@@ -256,8 +258,13 @@ def _find_unreadable(observed: Observed) -> str:
 
 
 def _correct(observed: Observed, now: datetime, defaults: Defaults) -> Observed:
-    """Return the observed job without times in the future, and with the default endpoint."""
+    """Return the observed job with what follows from all of it.
+
+    It has no times in the future, the default endpoint, and in the gang all checkpoints that
+    anything shows.
+    """
     job, queue = without_future(observed.job, now), observed.queue
+    observed_gang = replace(observed.gang, checkpoints=find_known(job.status, observed.gang))
     if gang.exists(job, observed.gang) and not observed.gang.current_job.spec.suspend:
         job = since_resumption(job, resumption_of(observed.gang), now)
     if (
@@ -267,7 +274,7 @@ def _correct(observed: Observed, now: datetime, defaults: Defaults) -> Observed:
     ):
         distributed = replace(queue.spec.distributed, rdzv_endpoint=defaults.etcd_endpoint)
         queue = replace(queue, spec=replace(queue.spec, distributed=distributed))
-    return replace(observed, job=job, queue=queue)
+    return replace(observed, job=job, queue=queue, gang=observed_gang)
 
 
 def _evaluate_gang(
@@ -412,7 +419,7 @@ def _find_stagnation_in_place(
         return None
     start = headway.ranks_start(job.status, observed_gang, ends)
     step = headway.newest_step(job.status, observed_gang.progress, start)
-    saved = headway.newest_saved(job.status, observed_gang)
+    saved = headway.newest_saved(observed_gang)
     present = Attempt(number=number, round=MOST_GANGS, step=step, checkpoint_step=saved)
     return headway.find_stagnation(job.status, (*history.ends, present), policy.idle_attempts)
 

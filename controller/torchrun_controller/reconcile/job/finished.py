@@ -90,7 +90,8 @@ def _compose(
 ) -> TorchrunJobStatus:
     """Return the status of a finished job: with a better root cause, or a late suspension."""
     status = _recount_workers(_refine_failure(job, gang), gang)
-    status = checkpoints.record(status, job.status, gang, now, is_running=False)
+    known = replace(gang, checkpoints=checkpoints.find_known(job.status, gang))
+    status = checkpoints.record(status, job.status, known, now, is_running=False)
     late_suspension = (
         ConditionUpdate("Suspended", "False", ALREADY_FINISHED) if job.spec.suspend else None
     )

@@ -155,8 +155,9 @@ class ObservedGang(Struct, frozen=True, kw_only=True):
     `groups` are those of the job and of its latest child Job, if they are readable. `progress` and
     `restarts` are the last reports that this process got from the latest child Job. `has_reported`
     is whether there was one, so that ranks of that Job have started. `checkpoints` are those that
-    node 0 of any attempt reported last. `former_leaders` are the pods of node 0 of earlier attempts
-    that have ended.
+    node 0 of any attempt reported last; with an assessment also those of the status and of
+    termination messages. `former_leaders` are the pods of node 0 of earlier attempts that have
+    ended.
     """
 
     child_jobs: tuple[Job, ...] = ()
