@@ -131,7 +131,8 @@ COMPLETION_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
 
 TRAINER_CONTAINER = "trainer"
-LAUNCHER_DIR = "/torchrun"  # in the trainer container; `launch` in it is the launcher
+LAUNCHER_DIR = "/torchrun"  # in the trainer container
+LAUNCHER = f"{LAUNCHER_DIR}/launch"  # python3 runs this folder
 LAUNCHER_CONTAINER = "launcher"
 SYNC_CONTAINER = "sync"
 SETUP_CONTAINER = "setup"

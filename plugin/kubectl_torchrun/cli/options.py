@@ -162,6 +162,10 @@ def job_argument(command: Function) -> Function:
     return click.argument("job", type=JOB, metavar="JOB", shell_complete=complete.jobs)(command)
 
 
+local_option = click.option(
+    "--local", "is_local", is_flag=True, help="A run on this machine (run --local)."
+)
+
 raw_option = click.option(
     "--raw", is_flag=True, help="Print torchrun's reports of failed ranks in full."
 )

@@ -2,14 +2,20 @@
 
 import click
 
-from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
+from kubectl_torchrun.cli.options import (
+    Command,
+    cluster_options,
+    job_argument,
+    local_option,
+    run_command,
+)
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Display
 
 
 @click.command("checkpoint", cls=Command)
 @job_argument
-@click.option("--local", "is_local", is_flag=True, help="A run on this machine (run --local).")
+@local_option
 @cluster_options
 def command(job: str, is_local: bool, target: Target) -> None:
     """Ask all ranks of JOB to save a checkpoint now and to go on.

@@ -2,7 +2,13 @@
 
 import click
 
-from kubectl_torchrun.cli.options import Command, cluster_options, job_argument, run_command
+from kubectl_torchrun.cli.options import (
+    Command,
+    cluster_options,
+    job_argument,
+    local_option,
+    run_command,
+)
 from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Display
@@ -15,7 +21,7 @@ from kubectl_torchrun.terminal import Display
 @click.option(
     "--port", type=Count(0), help="Local port for the editor. Default: 5678, or a free one."
 )
-@click.option("--local", "is_local", is_flag=True, help="A run on this machine (run --local).")
+@local_option
 @cluster_options
 def command(
     job: str, rank: int, is_pdb: bool, port: int | None, is_local: bool, target: Target
@@ -44,10 +50,10 @@ def command(
 
             return debug(helper_command(request), request, terminal)
         from kubectl_torchrun.cluster.exec_forward import find_worker
-        from torchrun_api.names import LAUNCHER_DIR
+        from torchrun_api.names import LAUNCHER
 
         worker = find_worker(target, job, None, rank)
-        words = ["python3", f"{LAUNCHER_DIR}/launch", *request.arguments]
+        words = ["python3", LAUNCHER, *request.arguments]
         return debug(worker.exec_command(words, "--stdin"), request, terminal)
 
     run_command(work)

@@ -6,6 +6,7 @@ from kubectl_torchrun.cli.options import (
     Command,
     cluster_options,
     job_argument,
+    local_option,
     output_option,
     run_command,
 )
@@ -15,7 +16,7 @@ from kubectl_torchrun.terminal import Display
 
 @click.command("stacks", cls=Command)
 @job_argument
-@click.option("--local", "is_local", is_flag=True, help="A run on this machine (run --local).")
+@local_option
 @output_option("json", "yaml")
 @cluster_options
 def command(job: str, is_local: bool, output: str, target: Target) -> None:

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from kubectl_torchrun.cluster.kubectl import Target, find_kubectl
-from kubectl_torchrun.cluster.pods import list_running, rank_of
+from kubectl_torchrun.cluster.exec_forward import find_worker_in
+from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.cluster.session import session
 from kubectl_torchrun.cluster.slices import JOBS, CheckpointSlice
-from kubectl_torchrun.errors import RUN_FAILED, ClusterProblem, UsageProblem
+from kubectl_torchrun.errors import RUN_FAILED, ClusterProblem
 from kubectl_torchrun.terminal import Display
-from torchrun_api import names
+from torchrun_api.names import LAUNCHER
 
-_LAUNCHER = f"{names.LAUNCHER_DIR}/launch"
 # For the report of a checkpoint: of a job that has reported none, and of others.
 _FIRST_SECONDS, _NEXT_SECONDS = 30.0, 300.0
 _PAUSE = 1.0
@@ -37,22 +36,15 @@ class SaveAnswer(msgspec.Struct, frozen=True):
 def request_checkpoint(target: Target, name: str, terminal: Display) -> int:
     """Ask the ranks of a running job to save and go on; the exit code. Raises Problem."""
     with session(target) as cluster:
-        job = cluster.run(lambda api: api.get(JOBS, name))
-        pods = cluster.run(lambda api: list_running(api, job))
-        first = [pod.metadata.name for pod in pods if rank_of(pod) == 0]
-        if not first:
-            phase = job.status.phase or "new"
-            raise UsageProblem(f"Node 0 of job {name} is not running. The job is {phase}.")
-        pod = (first[0], "-c", names.TRAINER_CONTAINER)
-        command = ("exec", *pod, "--", "python3", _LAUNCHER, "save")
-        code = show(_answers([find_kubectl(), *cluster.pinned.flags(), *command]), terminal)
+
+        def read_last() -> CheckpointSlice | None:
+            return cluster.run(lambda api: api.get(JOBS, name)).status.last_checkpoint
+
+        worker = find_worker_in(cluster, name, 0, None)
+        before = read_last()
+        code = show(_answers(worker.exec_command(["python3", LAUNCHER, "save"])), terminal)
         if code == 0:
-            before = job.status.last_checkpoint
-            await_checkpoint(
-                lambda: cluster.run(lambda api: api.get(JOBS, name)).status.last_checkpoint,
-                before,
-                terminal,
-            )
+            await_checkpoint(read_last, before, terminal)
         return code
 
 

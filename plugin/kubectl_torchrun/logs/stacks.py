@@ -21,7 +21,6 @@ _SECONDS = 60  # for one pod
 _AT_ONCE = 16  # pods
 # faulthandler names threads by their ids, which differ between processes.
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+( \[.*\])? \(most recent call first\):")
-_LAUNCHER = f"{names.LAUNCHER_DIR}/launch"
 
 
 class ProcessStack(msgspec.Struct, frozen=True, rename="camel"):
@@ -133,7 +132,16 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _read(flags: Sequence[str], pod: str) -> list[ProcessStack] | str:
     """Return the stacks of a pod's processes, or why there are none."""
-    command = ("exec", pod, "-c", names.TRAINER_CONTAINER, "--", "python3", _LAUNCHER, "stacks")
+    command = (
+        "exec",
+        pod,
+        "-c",
+        names.TRAINER_CONTAINER,
+        "--",
+        "python3",
+        names.LAUNCHER,
+        "stacks",
+    )
     try:
         ended = subprocess.run(
             [find_kubectl(), *flags, *command],

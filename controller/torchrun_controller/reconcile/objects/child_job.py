@@ -198,7 +198,7 @@ def _launcher(defaults: Defaults) -> JsonObject:
         "name": names.LAUNCHER_CONTAINER,
         "image": defaults.runtime_image,
         "imagePullPolicy": defaults.runtime_image_pull_policy,
-        "command": ["cp", "-r", "/opt/torchrun/launch", f"{names.LAUNCHER_DIR}/launch"],
+        "command": ["cp", "-r", "/opt/torchrun/launch", names.LAUNCHER],
         "securityContext": RESTRICTED_CONTAINER,
         "volumeMounts": [{"name": "torchrun", "mountPath": names.LAUNCHER_DIR}],
     }
@@ -215,7 +215,7 @@ def _trainer(
 ) -> JsonObject:
     trainer: JsonObject = {
         "name": names.TRAINER_CONTAINER,
-        "command": ["python3", f"{names.LAUNCHER_DIR}/launch"],
+        "command": ["python3", names.LAUNCHER],
         "env": _env(job, run, environment, attempt, defaults, role),
         "volumeMounts": [
             *volumes.mounts(job, run),

@@ -73,7 +73,7 @@ def _container(
     }
     return fields | {
         "name": names.SETUP_CONTAINER,
-        "command": ["python3", f"{names.LAUNCHER_DIR}/launch", "setup"],
+        "command": ["python3", names.LAUNCHER, "setup"],
         "env": [
             *(v for v in objects_at(trainer, "env") if v["name"] not in replaced_variables),
             *variables,
