@@ -177,7 +177,7 @@ class _Helper:
             except msgspec.DecodeError as error:
                 raise ClusterProblem(f"The launcher of the job cannot debug: {error}") from error
 
-    def tell(self, **message: object) -> None:
+    def send_message(self, **message: object) -> None:
         """Write a message; a helper that has ended says so itself."""
         self._told_at = time.monotonic()
         with suppress(BrokenPipeError):
@@ -186,12 +186,12 @@ class _Helper:
 
     def pass_on(self, data: bytes) -> None:
         """Write what the user or the editor has written."""
-        self.tell(data=base64.b64encode(data).decode())
+        self.send_message(data=base64.b64encode(data).decode())
 
     def keep_alive(self) -> None:
         """Tell the helper that this program runs, if it is time."""
         if time.monotonic() - self._told_at >= _ALIVE_SECONDS - 1:
-            self.tell()
+            self.send_message()
 
     def close(self) -> None:
         """End the helper, which detaches."""
@@ -249,7 +249,7 @@ class _Terminal:
                 self._helper.pass_on(data)
             else:
                 self._readers = []
-                self._helper.tell(eof=True)
+                self._helper.send_message(eof=True)
 
     def receive(self, message: _Message) -> None:
         """Print what pdb has written."""
@@ -286,7 +286,7 @@ class _Editor:
                 self._helper.pass_on(data)
             else:
                 self._close_client()
-                self._helper.tell(close=True)
+                self._helper.send_message(close=True)
         if self._listener.fileno() in ready:
             client, address = self._listener.accept()
             if not _is_of_this_user(address[1]):
@@ -294,9 +294,9 @@ class _Editor:
                 return
             if self._client is not None:  # an editor may forget to close its connection
                 self._close_client()
-                self._helper.tell(close=True)
+                self._helper.send_message(close=True)
             self._client = client
-            self._helper.tell(open=True)
+            self._helper.send_message(open=True)
 
     def receive(self, message: _Message) -> None:
         """Pass on what debugpy has written."""

@@ -102,7 +102,7 @@ def main() -> int:
         with _Lock(rank):
             _debug(plugin, rank, debugger)
     except DebugError as error:
-        plugin.tell(error=str(error), kind=error.kind)
+        plugin.send_message(error=str(error), kind=error.kind)
         return 1
     except (OSError, EOFError):
         return 1  # the plugin is gone
@@ -175,7 +175,7 @@ class _Plugin:
             raise EOFError("not a line of the plugin")
         return [json.loads(line) for line in lines]
 
-    def tell(self, **message: object) -> None:
+    def send_message(self, **message: object) -> None:
         """Write a line."""
         view = memoryview(json.dumps(message).encode() + b"\n")
         while view:
@@ -183,7 +183,7 @@ class _Plugin:
 
     def pass_on(self, data: bytes) -> None:
         """Write what the debugger has written."""
-        self.tell(data=base64.b64encode(data).decode())
+        self.send_message(data=base64.b64encode(data).decode())
 
 
 def _debug(plugin: _Plugin, rank: Rank, debugger: str) -> None:
@@ -199,14 +199,14 @@ def _debug(plugin: _Plugin, rank: Rank, debugger: str) -> None:
                 "workspace": variable(rank.process.pid, WORKSPACE_TARGET),
             }
             if debugger == "pdb":
-                plugin.tell(ready=facts)
+                plugin.send_message(ready=facts)
                 _follow_pdb(plugin, rank, connection)
             else:
                 _Sessions(plugin, rank, connection).follow(facts)
     finally:
         send([rank.process], DEBUG_SIGNAL)  # to leave nothing behind
     how = "has been detached and goes on" if alive(rank.process) else "has ended"
-    plugin.tell(end=f"Rank {rank.number} {how}.")
+    plugin.send_message(end=f"Rank {rank.number} {how}.")
 
 
 def _reach(plugin: _Plugin, rank: Rank) -> socket.socket:
@@ -232,7 +232,7 @@ def _reach(plugin: _Plugin, rank: Rank) -> socket.socket:
                     raise DebugError(f"Rank {rank.number} has ended.")
                 if time.monotonic() >= notice_at:
                     notice_at = float("inf")
-                    plugin.tell(note=_describe_call(rank))
+                    plugin.send_message(note=_describe_call(rank))
         finally:
             os.close(place)
             with suppress(FileNotFoundError):
@@ -306,10 +306,10 @@ class _Sessions:
             if "missing" in message:
                 raise DebugError(message["missing"], "missing")
             if "failed" in message:
-                self._plugin.tell(note=f"debugpy has failed: {message['failed']}")
+                self._plugin.send_message(note=f"debugpy has failed: {message['failed']}")
                 self._end_session()
             if "ready" in message:
-                self._plugin.tell(ready=facts)
+                self._plugin.send_message(ready=facts)
 
     def _obey(self, message: dict[str, object]) -> None:
         if message.get("open"):
@@ -343,12 +343,12 @@ class _Sessions:
                     self._debugger = debugger
                     return
                 debugger.close()
-        self._plugin.tell(note=f"debugpy of rank {self._rank.number} does not answer.")
+        self._plugin.send_message(note=f"debugpy of rank {self._rank.number} does not answer.")
         self._end_session()
 
     def _end_session(self) -> None:
         self._close()
-        self._plugin.tell(closed=True)
+        self._plugin.send_message(closed=True)
 
     def _close(self) -> None:
         """End the session as an editor does, so that a thread at a breakpoint goes on."""

@@ -248,9 +248,9 @@ class _Debugpy:
             try:
                 _import_debugpy()
             except Exception as error:
-                self._tell(missing=f"{type(error).__name__}: {error}")
+                self._send_message(missing=f"{type(error).__name__}: {error}")
                 raise OSError from error
-            self._tell(ready=True)
+            self._send_message(ready=True)
             for line in self._connection.makefile("r"):
                 port = json.loads(line).get("port")
                 if port is None:
@@ -260,7 +260,7 @@ class _Debugpy:
                 try:
                     _start_session(port)
                 except Exception as error:
-                    self._tell(failed=f"{type(error).__name__}: {error}")
+                    self._send_message(failed=f"{type(error).__name__}: {error}")
                     self._close_session()
         self.is_over = True
         self._connection.close()
@@ -271,7 +271,7 @@ class _Debugpy:
             self._is_open = False
             os.kill(os.getpid(), self._number)  # to settle in the main thread
 
-    def _tell(self, **message: object) -> None:
+    def _send_message(self, **message: object) -> None:
         line = json.dumps(message).encode() + b"\n"
         self._connection.sendall(line, socket.MSG_NOSIGNAL)
 

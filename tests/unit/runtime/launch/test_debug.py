@@ -83,14 +83,14 @@ class Helper:
     def prompts(self, count: int) -> None:
         self.until(lambda: self.text.count("(Pdb) ") == count)
 
-    def tell(self, **message: object) -> None:
+    def send_message(self, **message: object) -> None:
         assert self.process.stdin
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
         self.process.stdin.flush()
 
     def write(self, data: "str | bytes") -> None:
         raw = data.encode() if isinstance(data, str) else data
-        self.tell(data=base64.b64encode(raw).decode())
+        self.send_message(data=base64.b64encode(raw).decode())
 
     def end(self) -> "dict[str, object]":
         self.until(lambda: self.is_over)
@@ -150,7 +150,7 @@ def test_pdb_stops_a_rank_that_goes_on_afterwards(
         assert "42" in helper.text
         assert "script.py(5)step()" in helper.text
         assert "*** ValueError: 1" in helper.text
-        helper.write(goodbye) if goodbye else helper.tell(eof=True)
+        helper.write(goodbye) if goodbye else helper.send_message(eof=True)
         assert helper.end() == {"end": "Rank 0 has been detached and goes on."}
         assert not is_debugged(job.reports)
     job.end()
@@ -188,7 +188,7 @@ def test_a_breakpoint_that_is_never_reached_leaves_no_trace(
     helper.prompts(1)
     helper.write("b script.py:4, number == -1\nc\n")
     helper.prompts(2)
-    helper.tell(eof=True)
+    helper.send_message(eof=True)
     helper.end()
     job.end()
 
@@ -263,7 +263,7 @@ class Editor:
         self._helper = helper
         self._first = len(helper.messages)
         self._number = 0
-        helper.tell(open=True)
+        helper.send_message(open=True)
 
     def ask(self, command: str, **arguments: object) -> None:
         self._number += 1
@@ -305,11 +305,11 @@ def test_editors_debug_one_after_the_other_and_leave_no_trace(
         helper = helpers(job.name, "debugpy")
         helper.until(lambda: any("ready" in message for message in helper.messages))
         Editor(helper)
-        helper.tell(close=True)  # one that only looks whether the port is open
+        helper.send_message(close=True)  # one that only looks whether the port is open
         for _ in range(2):
             editor = Editor(helper)
             editor.stop_at(tmp_path / "script.py", 9)
-            helper.tell(close=True)
+            helper.send_message(close=True)
         editor = Editor(helper)
         editor.stop_at(tmp_path / "script.py", 9)
         helper.process.kill()  # at a breakpoint
@@ -326,13 +326,13 @@ def test_only_the_rank_reaches_the_port_of_a_session(
         helper.until(lambda: any("ready" in message for message in helper.messages))
         (rank,) = find_ranks(job.name).values()
         os.kill(rank.process.pid, signal.SIGSTOP)  # it does not connect meanwhile
-        helper.tell(open=True)
+        helper.send_message(open=True)
         port = listening(helper.process.pid)
         with socket.create_connection(("127.0.0.1", port)) as other:
             other.settimeout(SECONDS)
             assert other.recv(1) == b"", "closed, without a byte"
         os.kill(rank.process.pid, signal.SIGCONT)
-        helper.tell(close=True)
+        helper.send_message(close=True)
         helper.process.stdin.close()  # type: ignore[union-attr]
         helper.process.wait(SECONDS)
         job.end()
