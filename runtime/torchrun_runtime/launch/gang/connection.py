@@ -12,9 +12,8 @@ from typing import BinaryIO, Protocol
 
 from ..cause import LaunchError
 from ..threads import start_thread
-from .checkpoints import CheckpointNews
 from .greeting import check_leader, is_proof, proof
-from .leader import Restarts, TransportUse
+from .leader import GangLeader
 from .messages import (
     LONGEST_LINE,
     GangOrder,
@@ -41,6 +40,8 @@ class Inbox(Protocol):
 
 class LeaderConnection:
     """Reports the state of this member, and puts each order of the leader into the inbox."""
+
+    leader: GangLeader | None = None  # it is of another node
 
     def __init__(
         self,
@@ -106,22 +107,6 @@ class LeaderConnection:
             f"The launcher cannot reach node 0 of the gang at {host}:{port}: {self._error}. Allow"
             " this port between the pods of the job in network policies and firewalls.",
         )
-
-    def restarts(self) -> Restarts:
-        """None: the leader reports them."""
-        return Restarts()
-
-    def trains_alone(self) -> bool:
-        """False: the leader decides."""
-        return False
-
-    def networks(self) -> tuple[TransportUse, ...]:
-        """None: the leader knows them."""
-        return ()
-
-    def checkpoints(self) -> CheckpointNews:
-        """None: the leader reports them."""
-        return CheckpointNews()
 
     def close(self) -> None:
         """Close the connection."""

@@ -104,7 +104,8 @@ class GangLeader:
     """The state of the gang as its leader knows it, and the order that follows from it.
 
     The order is the state: before the first round there is none, or OpenGate. While ranks run it is
-    StartRound, while they end StopRound, and at last EndGang. `_next` has every transition.
+    StartRound, while they end StopRound, and at last EndGang. `_next` has every transition, except
+    for the end that all ranks agree on (`stopping`).
 
     `size`: the number of nodes. With `is_head` the gang has succeeded once node 0 has: the other
     nodes serve its command, and the controller deletes them. Each method with `now`, in seconds of

@@ -86,7 +86,7 @@ class GangMember:
     def _change(
         self, name: str, number: int, cause: Cause | None = None, step: int | None = None
     ) -> None:
-        # The processes of a round connect anew.
+        # The processes of each round connect again.
         transport = None if name == RUNNING else self.state.transport
         training = self.state.training
         saved = self.state.saved if number == self.state.round else ()

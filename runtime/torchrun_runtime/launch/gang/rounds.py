@@ -70,6 +70,10 @@ class GangNode(NamedTuple):
 class GangLink(Protocol):
     """The way to the leader."""
 
+    @property
+    def leader(self) -> GangLeader | None:
+        """The leader if it is of this node. What it knows may be read in any thread."""
+
     def report(self, state: MemberState) -> None:
         """Report the state of this node."""
 
@@ -84,18 +88,6 @@ class GangLink(Protocol):
 
     def check_reachable(self) -> None:
         """Raise LaunchError (ChannelFailed) if the leader cannot be reached for too long."""
-
-    def restarts(self) -> Restarts:
-        """The failures that were followed by another round, if this node leads."""
-
-    def trains_alone(self) -> bool:
-        """Whether the gang trains alone; False if this node does not lead."""
-
-    def networks(self) -> tuple[TransportUse, ...]:
-        """The networks that nodes use; none if this node does not lead."""
-
-    def checkpoints(self) -> CheckpointNews:
-        """The complete checkpoints, if this node leads."""
 
     def close(self) -> None:
         """End the connections of this node."""
@@ -132,21 +124,21 @@ class OwnLink:
 
     def __init__(self, node: GangNode, limits: RestartLimits, inbox: OrderInbox) -> None:
         size = node.size if node.port else 1
-        self._leader = GangLeader(size, RestartPolicy(limits), is_head=node.is_head)
+        self.leader = GangLeader(size, RestartPolicy(limits), is_head=node.is_head)
         self._inbox = inbox
         self._server: GangServer | None = None
         if node.port and node.size > 1:
             from .server import GangServer  # asyncio takes 60 ms to import
 
-            self._server = GangServer(node.port, node.size, node.key, self._leader, inbox.put)
+            self._server = GangServer(node.port, node.size, node.key, self.leader, inbox.put)
 
     def call(self, function: Callable[[GangLeader, float], None]) -> None:
         """Run a function with the leader and the present time."""
         if self._server is not None:
             self._server.call(function)
             return
-        function(self._leader, time.monotonic())
-        agreement, order = self._leader.agreement, self._leader.order
+        function(self.leader, time.monotonic())
+        agreement, order = self.leader.agreement, self.leader.order
         if agreement is not None and agreement != self._inbox.agreement:
             self._inbox.put(agreement)
         if order is not None and order != self._inbox.order:
@@ -179,7 +171,7 @@ class OwnLink:
 
     def describe_wait(self) -> str:
         """Name the nodes that have not connected yet."""
-        missing = self._leader.missing()
+        missing = self.leader.missing()
         if not missing:
             return "the other nodes of the gang"
         more = f" and {len(missing) - _NAMED_NODES} more" if len(missing) > _NAMED_NODES else ""
@@ -188,22 +180,6 @@ class OwnLink:
 
     def check_reachable(self) -> None:
         """Nothing to check."""
-
-    def restarts(self) -> Restarts:
-        """The failures that were followed by another round."""
-        return self._leader.restarts()
-
-    def trains_alone(self) -> bool:
-        """Whether the gang trains alone."""
-        return self._leader.trains_alone()
-
-    def networks(self) -> tuple[TransportUse, ...]:
-        """The networks that nodes use."""
-        return self._leader.networks()
-
-    def checkpoints(self) -> CheckpointNews:
-        """The complete checkpoints of the gang."""
-        return self._leader.checkpoints()
 
     def close(self) -> None:
         """End once the other nodes have the last order."""
@@ -310,7 +286,8 @@ class Rounds:
 
     def checkpoints(self) -> CheckpointNews:
         """The complete checkpoints of the gang; none on other nodes than the first."""
-        return self._link.checkpoints()
+        leader = self._link.leader
+        return leader.checkpoints() if leader else CheckpointNews()
 
     def await_saves(self, grace: float | None) -> None:
         """Wait on the first node, before it ends, for what other nodes have saved of a checkpoint.
@@ -320,12 +297,13 @@ class Rounds:
         until = time.monotonic() + _SAVES_SECONDS
         if self._left_at is not None:
             until = self._left_at + (grace or 0.0)
-        while self._link.checkpoints().is_awaited and time.monotonic() < until:
+        while self.checkpoints().is_awaited and time.monotonic() < until:
             time.sleep(_POLL)
 
     def restarts(self) -> Restarts:
         """The failures that were followed by another round; none on other nodes than the first."""
-        return self._link.restarts()
+        leader = self._link.leader
+        return leader.restarts() if leader else Restarts()
 
     def note(self, training: str) -> None:
         """Report how the processes of this node train, if that has changed."""
@@ -341,7 +319,8 @@ class Rounds:
 
     def trains_alone(self) -> bool:
         """Whether the gang trains alone; False on other nodes than the first."""
-        return self._link.trains_alone()
+        leader = self._link.leader
+        return leader is not None and leader.trains_alone()
 
     def note_transport(self, transport: NcclTransport) -> None:
         """Report the network that NCCL uses on this node."""
@@ -350,7 +329,8 @@ class Rounds:
 
     def networks(self) -> tuple[TransportUse, ...]:
         """The networks that nodes use; none on other nodes than the first."""
-        return self._link.networks()
+        leader = self._link.leader
+        return leader.networks() if leader else ()
 
     def leave(self) -> None:
         """Report that Kubernetes ends this pod."""

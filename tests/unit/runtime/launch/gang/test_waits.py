@@ -94,7 +94,7 @@ def test_time_passes_for_the_leader_of_a_single_node(monkeypatch: pytest.MonkeyP
     now = 160.0
     own.tick()
     assert inbox.order == EndGang()
-    assert (own.lost_seconds(), own.restarts()) == (0, Restarts(2))
+    assert (own.lost_seconds(), own.leader.restarts()) == (0, Restarts(2))
 
 
 def test_the_port_of_a_leader_is_free_after_its_end() -> None:
