@@ -50,7 +50,7 @@ def descendants(root: int) -> list[Process]:
 
 
 def find(pid: int) -> Process | None:
-    """The process with this pid; None if it has ended."""
+    """The process with this pid; None if no thread of it runs any more."""
     return _read(pid)
 
 

@@ -13,9 +13,10 @@ import time
 from contextlib import suppress
 from typing import Iterator
 
-from .contract import JOB_NAME, LAUNCH_REPORTS, NODE_RANK
+from .contract import NODE_RANK
 from .gang.stopping import ASKED, DONE, REFUSED, Agreement
-from .processes import every, variable
+from .processes import variable
+from .stacks import commands
 
 _REQUEST, _ANSWER = "save.request", "save.answer"
 _POLL = 0.1
@@ -88,11 +89,9 @@ def ask(job: str = "") -> Iterator[dict[str, object]]:
 
 def _find_folder(job: str) -> str:
     """The folder of reports of the command; of a run on one machine, that of node 0."""
-    found = {}
-    for process in every():
-        folder = variable(process.pid, LAUNCH_REPORTS)
-        if folder and (not job or variable(process.pid, JOB_NAME) == job):
-            found[variable(process.pid, NODE_RANK) or "0"] = folder
+    found = {
+        variable(tree[0].pid, NODE_RANK) or "0": folder for folder, tree in commands(job).items()
+    }
     return found[min(found)] if found else ""
 
 

@@ -24,7 +24,7 @@ from typing import Mapping, Sequence
 from . import contract
 from .output import say
 from .processes import Process, find, forget, hide, send
-from .supervise import StopRequest
+from .supervise import RESET_SIGNALS, StopRequest
 from .watchdogs import read_beats
 
 _DELAY = 60.0  # seconds of a round that reports no steps
@@ -80,12 +80,12 @@ class StandbyAgent:
             self._is_refused = True
             return
         own, other = socket.socketpair()
-        without = {name: value for name, value in environment.items() if name not in _OF_ROUND}
+        shared = _shared_by_rounds(environment)
         try:
             pid = os.posix_spawnp(
                 self._python[0],
                 [*self._python, "-c", _RUN, _AGENT, "3"],
-                without,
+                shared,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
@@ -93,7 +93,7 @@ class StandbyAgent:
                 ],
                 setpgroup=0,
                 setsigmask=(),
-                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD),
+                setsigdef=RESET_SIGNALS,
             )
         except OSError:
             self._is_refused = True
@@ -102,7 +102,7 @@ class StandbyAgent:
         finally:
             other.close()
         hide(pid)
-        self._process, self._channel, self._environment = find(pid), own, without
+        self._process, self._channel, self._environment = find(pid), own, shared
 
     def start(
         self, argv: Sequence[str], environment: Mapping[str, str], ends: Mapping[int, int]
@@ -114,9 +114,11 @@ class StandbyAgent:
         channel, process = self._channel, self._process
         if channel is None or process is None:
             return None
-        without = {name: value for name, value in environment.items() if name not in _OF_ROUND}
         words = len(self._program)
-        is_same = list(argv[:words]) == self._program and without == self._environment
+        is_same = (
+            list(argv[:words]) == self._program
+            and _shared_by_rounds(environment) == self._environment
+        )
         if not (is_same and self._is_ready()):
             self.close()
             return None
@@ -196,6 +198,11 @@ class StandbyWatch:
         """No round follows if the pod ends."""
         if leaving:
             self._standby.close()
+
+
+def _shared_by_rounds(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that do not differ from round to round."""
+    return {name: value for name, value in environment.items() if name not in _OF_ROUND}
 
 
 def available_memory() -> int:

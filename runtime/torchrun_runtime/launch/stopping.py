@@ -19,7 +19,7 @@ from .gang.messages import StopRound
 from .gang.rounds import Rounds
 from .gang.stopping import COMMITTED, SAVE, STOP, Agreement
 from .output import say
-from .processes import signal_name
+from .processes import find, signal_name
 from .rank._torchrun_stopping import CONTROL, CONTROL_BYTES, DEADLINE, OWNER, SLOT, SLOT_BYTES, WORD
 from .save import SaveRequests
 from .supervise import PlannedEnd
@@ -57,7 +57,7 @@ class SharedMemory:
     def read(self) -> list[Slot] | str:
         """The calls of all ranks, or why not all of them take part."""
         self._find_slots()
-        running = [words for words in self._slots.values() if _runs(words[OWNER] >> 32)]
+        running = [words for words in self._slots.values() if find(words[OWNER] >> 32)]
         expected = max((words[OWNER] & 0xFFFFFFFF for words in running), default=0)
         slots = [read_slot(words) for words in running]
         if not slots or len(slots) != expected or not all(slot.call for slot in slots):
@@ -86,13 +86,6 @@ def _map(path: str) -> memoryview:
     """The words of a slot. Raises ValueError while its rank has not made it."""
     with open(path, "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), SLOT_BYTES, access=mmap.ACCESS_READ)).cast("Q")
-
-
-def _runs(pid: int) -> bool:
-    """Whether this process runs, and is no zombie."""
-    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    return False
 
 
 class PlannedStop:

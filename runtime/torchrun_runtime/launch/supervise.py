@@ -25,6 +25,8 @@ from .streams import Streams
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 _CHILD_SIGNALS = frozenset({signal.SIGCHLD})
 _HANDLED_SIGNALS = frozenset({*_CHILD_SIGNALS, *STOPPING})
+# Those that a command gets with their default dispositions, which Python and this module change.
+RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, *_HANDLED_SIGNALS)
 _IDLE = 1.0  # seconds between two looks without a signal, should one have been lost
 _POLL = 0.1  # seconds between two checks for the end of a round, or while killed processes end
 # Poll interval while ranks end. They are not children of the launcher. Their agent polls every
@@ -159,10 +161,10 @@ def supervise(
         if number and stop is None and planned and (held or planned.hold(number)):
             held = held or number
         elif number and (stop is None or stop.for_next_round):
-            _announce(watchdogs)
+            _announce(watchdogs, leaving=True)
             stop = GracefulStop(number, grace)
         if stop is None and stop_request is None and planned and (end := planned.look()):
-            _announce(watchdogs)
+            _announce(watchdogs, leaving=True)
             told = None if end.signals else planned.have_been_told
             stop = GracefulStop(held or signal.SIGTERM, end.seconds, have_been_told=told)
         ended = _reap(child)
@@ -173,15 +175,14 @@ def supervise(
             _take_terminal(os.getpgrp(), child)
             leaves = bool(held) or (stop is not None and not stop.for_next_round)
             if held and stop is None:
-                _announce(watchdogs)
+                _announce(watchdogs, leaving=True)
             has_survivors = not _clear(_CLEAR_SECONDS_OF_STOP if leaves else _CLEAR_SECONDS)
             command_exit = _command_exit(status, stop, stop_request, has_survivors)
             return command_exit._replace(is_leaving=leaves)
         if stop:
             stop.advance()
         elif stop_request is None and end_of_round and (round_grace := end_of_round()) is not None:
-            for watchdog in watchdogs:
-                watchdog.on_stop(leaving=False)
+            _announce(watchdogs, leaving=False)
             stop = GracefulStop(signal.SIGTERM, round_grace, for_next_round=True)
         elif stop_request is None and time.monotonic() - last_check >= _IDLE - _POLL:
             last_check = time.monotonic()
@@ -191,10 +192,10 @@ def supervise(
             send(descendants(os.getpid()), signal.SIGKILL)
 
 
-def _announce(watchdogs: Sequence[Watchdog]) -> None:
-    """Tell the watchdogs that the command ends, and no other round follows."""
+def _announce(watchdogs: Sequence[Watchdog], *, leaving: bool) -> None:
+    """Tell the watchdogs that the command ends. leaving: no other round follows."""
     for watchdog in watchdogs:
-        watchdog.on_stop(leaving=True)
+        watchdog.on_stop(leaving=leaving)
 
 
 def _pause(
@@ -269,7 +270,7 @@ def _spawn(argv: list[str], environment: Mapping[str, str], ends: Mapping[int, i
             file_actions=[(os.POSIX_SPAWN_DUP2, end, stream) for stream, end in ends.items()],
             setpgroup=0,
             setsigmask=(),
-            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, *_HANDLED_SIGNALS),
+            setsigdef=RESET_SIGNALS,
         )
     except FileNotFoundError as error:
         message = _explain_missing(argv[0], environment.get("PATH", ""))
