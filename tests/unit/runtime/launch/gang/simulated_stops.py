@@ -44,7 +44,7 @@ class SharedWords:
         """When the last store has arrived: a rank that does not run stores nothing else."""
         return self._stores[-1][0] if self._stores else 0.0
 
-    def words(self) -> list[int]:
+    def read_words(self) -> list[int]:
         """What another process reads now."""
         while self._stores and self._stores[0][0] <= self._simulation.now:
             _, index, value = self._stores.pop(0)
@@ -81,7 +81,7 @@ class NodeMemory:
     def read(self) -> list[Slot] | str:
         if any(rank.is_dead for rank in self._ranks):
             return "a rank has ended"
-        slots = [read_slot(rank.slot.words()) for rank in self._ranks]
+        slots = [read_slot(rank.slot.read_words()) for rank in self._ranks]
         return slots if all(slot.call for slot in slots) else "a rank makes no calls"
 
     def write(self, word: int, deadline: float) -> None:
@@ -359,7 +359,7 @@ class StopSimulation(SimulatedNetwork):
                     self.violations.append("a rank saves twice")
             self._check_answers({r: r.saved[0] for r in self.ranks if r.saved})
         for rank in self.ranks:
-            word = rank.slot.words()[calls.CALL]
+            word = rank.slot.read_words()[calls.CALL]
             if word & 3 == calls.WAITS and self.now - rank.entered_at > calls.WAIT_SECONDS + 15.0:
                 self.violations.append("a rank still waits")
             nodes = {0, rank.node.index}
