@@ -1,4 +1,4 @@
-"""What a node does before the ranks of a round start: wait for names, and copy newer code.
+"""What a node does before the ranks of a round start: names, newer code, free GPU memory.
 
 This takes as long as the network and the storage need, so a thread does it. The main thread gives
 the round up at once if the leader stops it: no rank of this node runs, and the leader would end the
@@ -23,6 +23,7 @@ from typing import Callable, Mapping
 from .cause import LaunchError
 from .contract import NOT_FOUND
 from .gang.messages import StartRound, StopRound
+from .gpu_memory import GpuMemory
 from .output import wait_until
 from .reload import Reload
 from .settings import LaunchSettings
@@ -34,7 +35,7 @@ _FOLDERS = ("VIRTUAL_ENV", "PATH", "CONDA_PREFIX", "PYTHONPATH")
 
 
 class RoundPreparation:
-    """Prepares the rounds of this node, one after the other."""
+    """Prepares the rounds of this node, one after the other. Create it before any rank runs."""
 
     def __init__(self, settings: LaunchSettings, script: str, reload: Reload) -> None:
         """script: of the command, from the working directory; "" if it is not known."""
@@ -42,6 +43,7 @@ class RoundPreparation:
         self._script = script
         self._reload = reload
         self._has_names = False
+        self._memory = GpuMemory()
         self._work: Future[None] = Future()
         self._work.set_result(None)
 
@@ -77,6 +79,7 @@ class RoundPreparation:
         self._reload.update(start)
         enter_directory(settings)
         _check_script(self._script)
+        self._memory.await_free()
 
 
 def _check_script(script: str) -> None:
