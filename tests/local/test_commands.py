@@ -455,6 +455,7 @@ while True:
     calls += 1
     if torchrun_progress.save_requested():
         print("kept", calls, flush=True)
+        torchrun_progress.checkpoint(calls, f"step-{calls}")
     if left is not None:
         print("saved", calls, flush=True)
         break
@@ -551,7 +552,9 @@ def test_all_ranks_save_at_the_same_call_on_demand_and_at_the_end(tmp_path: Path
     run.wait_for("kept")
     kept = set(re.findall(r"kept (\d+)", run.output))
     assert len(kept) == 1
-    assert f"All ranks save at call {kept.pop()} of" in answers["steps"]
+    (call,) = kept
+    assert f"All ranks save at call {call} of" in answers["steps"]
+    assert f"New checkpoint: step {call}, {run.directory / f'step-{call}'}" in answers["steps"]
     run.process.send_signal(signal.SIGTERM)
     assert run.process.wait(LIMIT) == 130, run.output
     saved = re.findall(r"saved (\d+)", run.output)

@@ -9,6 +9,7 @@ from kubectl_torchrun.cli.options import (
     local_option,
     run_command,
 )
+from kubectl_torchrun.cli.types import DURATION
 from kubectl_torchrun.cluster.kubectl import Target
 from kubectl_torchrun.terminal import Display
 
@@ -16,8 +17,15 @@ from kubectl_torchrun.terminal import Display
 @click.command("checkpoint", cls=Command)
 @job_argument
 @local_option
+@click.option(
+    "--timeout",
+    type=DURATION,
+    default="5m",
+    metavar="DURATION",
+    help="Time limit until the new checkpoint is reported, for example 90s or 1h30m. Default: 5m.",
+)
 @cluster_options
-def command(job: str, is_local: bool, target: Target) -> None:
+def command(job: str, is_local: bool, timeout: float, target: Target) -> None:
     """Ask all ranks of JOB to save a checkpoint now and to go on.
 
     Their loop calls torchrun_progress.stopping() once a step. All ranks see
@@ -33,9 +41,9 @@ def command(job: str, is_local: bool, target: Target) -> None:
         if is_local:
             from kubectl_torchrun.local import checkpoint
 
-            return checkpoint.request_checkpoint(job, terminal)
+            return checkpoint.request_checkpoint(job, timeout, terminal)
         from kubectl_torchrun.logs.checkpoint import request_checkpoint
 
-        return request_checkpoint(target, job, terminal)
+        return request_checkpoint(target, job, timeout, terminal)
 
     run_command(work)

@@ -6,12 +6,13 @@ import json
 import os
 import time
 from contextlib import suppress
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Iterable, NamedTuple, Sequence
 
 from .gang.checkpoints import (
     KEPT_SAVES,
     LARGEST_STEP,
     LONGEST_PATH,
+    CheckpointLedger,
     CompleteCheckpoint,
     Saved,
     digest,
@@ -44,6 +45,13 @@ class SaveWatch:
 
     def on_stop(self, *, leaving: bool) -> None:
         """Nothing to do: the ranks may still save."""
+
+
+def newest_of_round(folders: Iterable[str]) -> CompleteCheckpoint | None:
+    """The newest complete checkpoint of the present round. folders: of all nodes of a job."""
+    ledger = CheckpointLedger()
+    ledger.note([read_saves(folder) for folder in folders])
+    return ledger.newest[0] if ledger.newest else None
 
 
 class _Claim(NamedTuple):

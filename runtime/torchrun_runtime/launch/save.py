@@ -20,9 +20,12 @@ from .stacks import commands
 
 _REQUEST, _ANSWER = "save.request", "save.answer"
 _POLL = 0.1
+_REPEAT_SECONDS = 1.0
 _START_SECONDS = 10.0  # for the launcher to see the request
 _NO_RANKS = "No rank runs on this node."
 _NO_ANSWER = "The launcher does not answer."
+_ENDED = "The ranks have ended."
+LATE = "late"  # the time for the request is over; what the ranks agree on stays in effect
 
 
 class SaveRequests:
@@ -50,41 +53,50 @@ class SaveRequests:
 
 
 def main() -> int:
-    """Ask the ranks of this container for a save; print each new state as a line of JSON.
+    """Ask the ranks of this container for a save; print each answer of `ask` as a line of JSON.
 
-    The exit code is 0 once all ranks have passed the call of the save.
+    The argument: seconds for the request. The exit code is 0 once all ranks have passed the call of
+    the save.
     """
-    for answer in ask():
+    for answer in ask(float(sys.argv[2])):
         print(json.dumps(answer))
         sys.stdout.flush()
     return 0 if answer["state"] == DONE else 1
 
 
-def ask(job: str = "") -> Iterator[dict[str, object]]:
-    """Ask for a save; each new state, the last of which is DONE or REFUSED, with the reason.
+def ask(seconds: float, job: str = "") -> Iterator[dict[str, object]]:
+    """Ask for a save, and yield the present state at each change and again every second.
 
-    job: only of the job with this name, for runs on one machine.
+    The last one is DONE, or REFUSED with the reason, or LATE after these seconds. job: only of the
+    job with this name, for runs on one machine.
     """
     folder = _find_folder(job)
     if not folder:
-        yield {"state": REFUSED, "call": 0, "why": _NO_RANKS}
+        yield _without_answer(REFUSED, _NO_RANKS)
         return
-    before = _read(folder)
+    last = before = _read(folder)
     with open(os.path.join(folder, _REQUEST), "w"):
         pass
-    until = time.monotonic() + _START_SECONDS
-    last = before
-    while True:
-        answer = _read(folder)
-        if answer != last:
-            last = answer
+    began = shown = time.monotonic()
+    while os.path.isdir(folder):
+        answer, now = _read(folder), time.monotonic()
+        if answer != last or (last is not before and now - shown >= _REPEAT_SECONDS):
+            last, shown = answer, now
             yield answer
             if answer["state"] in (DONE, REFUSED):
                 return
-        if (last is before and time.monotonic() > until) or not os.path.isdir(folder):
-            yield {"state": REFUSED, "call": 0, "why": _NO_ANSWER}
+        if now - began >= seconds:
+            yield _without_answer(LATE)
+            return
+        if last is before and now - began >= _START_SECONDS:
+            yield _without_answer(REFUSED, _NO_ANSWER)
             return
         time.sleep(_POLL)
+    yield _without_answer(REFUSED, _ENDED)
+
+
+def _without_answer(state: str, why: str = "") -> dict[str, object]:
+    return {"state": state, "call": 0, "why": why}
 
 
 def _find_folder(job: str) -> str:

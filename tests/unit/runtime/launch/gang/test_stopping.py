@@ -48,6 +48,8 @@ calls = 0
 for step in range(1, int(os.environ.get("STEPS", "1000000"))):
     time.sleep(float(os.environ.get("STEP", "0.02")))
     together(step)
+    while rank == 3 and (shared / "hang").exists():
+        time.sleep(0.01)
     if os.environ.get("SILENT") == str(rank):
         log(f"rank {rank} step {step}") if step == 5 else None
         continue
@@ -169,27 +171,31 @@ def test_a_training_that_finishes_before_the_call_has_succeeded(make_gang: GangF
         assert [result.exit_code for result in results] == [0, 0]
 
 
-def test_all_ranks_save_at_the_same_call_and_go_on(make_gang: GangFactory) -> None:
+def ask_for_save(gang: Gang, seconds: float = 60.0) -> list[dict[str, object]]:
+    """What the program prints that asks the ranks of the run in this time."""
     import subprocess
 
     from unit.runtime.launching import FOLDER
 
-    gang = make_gang(2)
-    running = start(gang, TORCHRUN_JOB_NAME="run")
     asking = (
         "import sys, json; sys.path.insert(0, sys.argv[1]);"
         "from torchrun_runtime.launch.save import ask;"
-        "print(json.dumps(list(ask('run'))))"
+        "print(json.dumps(list(ask(float(sys.argv[2]), 'run'))))"
     )
-    answers = []
-    for _ in range(2):
-        ended = subprocess.run(
-            [gang.launchers[0].python, "-c", asking, str(FOLDER.parents[1])],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        answers.append(json.loads(ended.stdout))
+    ended = subprocess.run(
+        [gang.launchers[0].python, "-c", asking, str(FOLDER.parents[1]), str(seconds)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers: list[dict[str, object]] = json.loads(ended.stdout)
+    return answers
+
+
+def test_all_ranks_save_at_the_same_call_and_go_on(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    running = start(gang, TORCHRUN_JOB_NAME="run")
+    answers = [ask_for_save(gang) for _ in range(2)]
     for launched in running:
         launched.stop(signal.SIGTERM)
     results = ends(running)
@@ -198,3 +204,18 @@ def test_all_ranks_save_at_the_same_call_and_go_on(make_gang: GangFactory) -> No
     for answer in answers:
         saved = [r.out.count(f"saves at {answer[-1]['call']}\n") for r in results]
         assert saved == [2, 2]
+
+
+def test_a_request_ends_in_time_while_a_rank_hangs(make_gang: GangFactory) -> None:
+    gang = make_gang(2)
+    running = start(gang, TORCHRUN_JOB_NAME="run")
+    hang = gang.launchers[0].directory / "hang"
+    hang.touch()
+    answers = ask_for_save(gang, 3.0)
+    states = [answer["state"] for answer in answers]
+    assert (states.count("committed") >= 2, states[-1]) == (True, "late"), states
+    hang.unlink()
+    for launched in running:
+        assert launched.line().endswith(f"saves at {answers[-2]['call']}")
+        launched.stop()
+    ends(running)
