@@ -12,6 +12,7 @@ _PEER_LOSS = re.compile("|".join(PEER_LOSS), re.IGNORECASE)
 _SIGABRT, _SIGTERM = 6, 15
 # Of a command that cannot start: an edit of the workspace may be the cause, and the correction.
 _OF_COMMAND = frozenset({"CommandNotFound", "CommandNotExecutable", "WorkingDirMissing"})
+WAS_STOPPED = "Stopped"  # of a node that was asked to end, or whose ranks are to start again
 PEER_FAILED = "PeerFailed"  # of a node whose ranks end because those of another have failed
 PEER_STOPPED = "PeerStopped"  # of a node whose ranks stopped because the pod of another is to end
 

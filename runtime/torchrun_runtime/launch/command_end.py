@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
-from .cause import PEER_FAILED, PEER_STOPPED, Cause, is_peer_loss
+from .cause import PEER_FAILED, PEER_STOPPED, WAS_STOPPED, Cause, is_peer_loss
 from .contract import STOPPED
 from .failure import (
     Report,
@@ -21,7 +21,6 @@ from .processes import Process, Running, signal_name
 from .stopping import Stopped
 from .supervise import CommandExit, StopRequest
 
-RELOADED = "Stopped"
 # How long a rank may have been dead when its launcher stops the others: torchrun gives them 30 s.
 UNNOTICED_SECONDS = 40.0
 
@@ -77,7 +76,7 @@ def cause_of_round(
         message = f"The ranks of this node were stopped, because {describe_stop(stop)}."
         return Cause(STOPPED, None, None, PEER_FAILED, message, timestamp())
     message = "The ranks of this node were stopped for newer code, and the gang has ended."
-    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
+    return Cause(STOPPED, None, signal.SIGTERM, WAS_STOPPED, message, timestamp())
 
 
 def _had_failed(report: Report, stopped_at: float, running: Running) -> bool:
@@ -115,7 +114,7 @@ def cause_of_survivors() -> Cause:
         "The ranks of this node did not start again, because processes of the round before cannot"
         " be killed."
     )
-    return Cause(STOPPED, None, signal.SIGTERM, RELOADED, message, timestamp())
+    return Cause(STOPPED, None, signal.SIGTERM, WAS_STOPPED, message, timestamp())
 
 
 def cause_of_request(stop_request: StopRequest, out_of_memory: bool) -> Cause:
@@ -141,7 +140,7 @@ def cause_of_agreement(stopped: Stopped, reports: list[Report]) -> Cause:
         message = f"All ranks stopped at call {stopped.call}, as they had agreed."
     if not stopped.was_asked:
         message += " Another node was asked to end."
-    reason = "Stopped" if stopped.was_asked else PEER_STOPPED
+    reason = WAS_STOPPED if stopped.was_asked else PEER_STOPPED
     return Cause(STOPPED, None, signal.SIGTERM, reason, message, timestamp())
 
 
@@ -149,4 +148,4 @@ def _cause_of_signal(number: int) -> Cause:
     # The exit code ignores those of the ranks: a rank that saves a checkpoint and exits 0 has not
     # finished the training.
     message = f"Stopped by {signal_name(number)}, which was forwarded to the command."
-    return Cause(STOPPED, None, number, "Stopped", message, timestamp())
+    return Cause(STOPPED, None, number, WAS_STOPPED, message, timestamp())

@@ -23,9 +23,9 @@ from .processes import (
     trapping,
 )
 
-_AGENT_SECONDS = 10.0  # grace period of torchrun after its ranks have ended
-# For torchrun to end by itself after ranks that have stopped by agreement, as on the other nodes.
-_ALONE_SECONDS = 2.0
+# Grace period of torchrun after its ranks have ended. After a stop by agreement, it first has the
+# same time to end by itself: it waits for the torchrun of the node whose ranks end last.
+_AGENT_SECONDS = 10.0
 
 
 class GracefulStop:
@@ -129,7 +129,7 @@ class GracefulStop:
         if self._ended_at is None:
             self._ended_at = time.monotonic()
             send(self._agents if self._halted else [], signal.SIGCONT)
-        return time.monotonic() - self._ended_at < _ALONE_SECONDS or not have_been_told()
+        return time.monotonic() - self._ended_at < _AGENT_SECONDS or not have_been_told()
 
     def _kill_rest(self) -> None:
         """Kill processes that do not end, except shells in their traps and their programs."""

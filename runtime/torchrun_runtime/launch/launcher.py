@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Iterator, MutableMapping, Sequence
 
 from . import contract, podinfo, torchrun
-from .cause import Cause, LaunchError
+from .cause import PEER_STOPPED, WAS_STOPPED, Cause, LaunchError
 from .checkpoints import CheckpointReporter, describe
 from .command import Run, decide
 from .command_end import (
@@ -378,7 +378,8 @@ def _open_workspace(settings: LaunchSettings) -> WorkspaceCopy | None:
 
 def _report(cause: Cause | None) -> None:
     if cause:
-        say(f"failed with exit code {cause.exit_code}: {cause.message}")
+        word = "stopped" if cause.reason in (WAS_STOPPED, PEER_STOPPED) else "failed"
+        say(f"{word} with exit code {cause.exit_code}: {cause.message}")
 
 
 @contextmanager
@@ -396,7 +397,7 @@ def _stop_now(log: TerminationLog, number: int) -> None:
     message = f"Stopped by {signal_name(number)} before the command started."
     say(message)
     send(descendants(os.getpid()), signal.SIGKILL)  # processes of the setup
-    log.write(Cause(STOPPED, None, number, "Stopped", message, timestamp()).body())
+    log.write(Cause(STOPPED, None, number, WAS_STOPPED, message, timestamp()).body())
     os._exit(STOPPED)
 
 

@@ -10,10 +10,9 @@ from contextlib import suppress
 from typing import Mapping, NamedTuple
 
 from . import contract
-from .cause import PEER_FAILED, Cause
+from .cause import PEER_FAILED, WAS_STOPPED, Cause
 from .checkpoints import CheckpointReporter, SaveWatch, write_resume_file
 from .command_end import (
-    RELOADED,
     UNNOTICED_SECONDS,
     cause_of_agreement,
     cause_of_end,
@@ -79,7 +78,7 @@ class RoundEnd(NamedTuple):
     def was_stopped(self) -> bool:
         """Whether the order of the leader is all that ended the round on this node."""
         reason = self.cause.reason if self.cause else ""
-        return self.by_order and reason in (PEER_FAILED, RELOADED)
+        return self.by_order and reason in (PEER_FAILED, WAS_STOPPED)
 
 
 class Round:
