@@ -458,6 +458,7 @@ while True:
         torchrun_progress.checkpoint(calls, f"step-{calls}")
     if left is not None:
         print("saved", calls, flush=True)
+        torchrun_progress.checkpoint(calls, f"step-{calls}")
         break
 """
 
@@ -559,6 +560,8 @@ def test_all_ranks_save_at_the_same_call_on_demand_and_at_the_end(tmp_path: Path
     assert run.process.wait(LIMIT) == 130, run.output
     saved = re.findall(r"saved (\d+)", run.output)
     assert (len(saved), len(set(saved))) == (2, 1), run.output
+    assert run.output.count("stopped with exit code 143: All ranks stopped at call") == 2
+    assert f"The last checkpoint is of step {saved[0]} " in run.output.splitlines()[-1]
 
 
 def test_no_rank_outlives_a_killed_run(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def status_lines(job: JobSlice) -> list[str]:
     if status.network:
         lines.append(f"  NCCL uses {', '.join(map(_describe_network, status.network))}")
     if status.last_checkpoint is not None:
-        lines.append(f"  last checkpoint: {_describe_checkpoint(status.last_checkpoint)}")
+        lines.append(f"  last checkpoint: {describe_checkpoint(status.last_checkpoint)}")
     if status.attempts:
         lines.append(f"  restarts: {status.restarts} counted, {status.disruptions} not counted")
     lines += [
@@ -46,7 +46,8 @@ def _describe_network(use: NetworkSlice) -> str:
     return f"{name} on {use.nodes} {'node' if use.nodes == 1 else 'nodes'}"
 
 
-def _describe_checkpoint(checkpoint: CheckpointSlice) -> str:
+def describe_checkpoint(checkpoint: CheckpointSlice) -> str:
+    """Step, age and path of a checkpoint."""
     age = f" ({output.age(checkpoint.time)} ago)" if checkpoint.time else ""
     return f"step {checkpoint.step}{age} {checkpoint.path}"
 

@@ -93,6 +93,11 @@ class LocalObjects:
         cluster = ObservedCluster(installed=Installed())
         return Observed(job=self.job, queue=self.queue, gang=gang, cluster=cluster)
 
+    def find_owner(self, uid: str) -> str | None:
+        """The UID of the Job of a pod, which may be deleted; None if the pod has ended."""
+        pod = self._pods.get(uid)
+        return None if pod is None else pod.metadata.owner_references[0].uid
+
     def write_status(self, status: TorchrunJobStatus) -> None:
         """Store the status as it would come back from an API server."""
         wire = msgspec.json.decode(msgspec.json.encode(status), type=TorchrunJobStatus)

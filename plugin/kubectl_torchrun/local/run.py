@@ -24,7 +24,7 @@ from kubectl_torchrun.cluster.job_watch import JobState
 from kubectl_torchrun.cluster.narrator import Narrator
 from kubectl_torchrun.cluster.repeated_failure import find_repeated_failure
 from kubectl_torchrun.cluster.slices import JobSlice
-from kubectl_torchrun.cluster.summary import status_lines
+from kubectl_torchrun.cluster.summary import describe_checkpoint, status_lines
 from kubectl_torchrun.errors import (
     DETACHED,
     REPEATED_FAILURE,
@@ -310,11 +310,7 @@ class _LocalRun:
 
     def _received(self, uid: str, report: ProgressReport) -> None:
         """Take a report of the launcher in this pod."""
-        owners = {
-            pod.metadata.uid: pod.metadata.owner_references[0].uid
-            for pod in self._objects.observed().gang.workers
-        }
-        owner = owners.get(uid)
+        owner = self._objects.find_owner(uid)
         if owner is None:
             return
         if report.checkpoints is not None:
@@ -370,6 +366,9 @@ class _LocalRun:
         if self._options.status_file is not None:
             self._options.status_file.write_bytes(msgspec.json.encode(self._objects.job.status))
         if self._end_code is not None:
+            if job.status.last_checkpoint is not None:
+                last = describe_checkpoint(job.status.last_checkpoint)
+                self._terminal.note(f"The last checkpoint is of {last}")
             return self._end_code
         if job.status.phase == "Succeeded":
             return SUCCEEDED
