@@ -139,6 +139,11 @@ restart-times: export TORCHRUN_RESTART_RUNS = $(or $(RUNS),30)
 restart-times: $(VENV)/.ready $(BIN)/.plugin ## Restarts in the same pods beside new gangs, with real torch
 	$(BIN)/pytest tests/e2e/test_restart_times.py --long -rP
 
+# RUNS=5 make stop-times
+stop-times: export TORCHRUN_STOP_RUNS = $(or $(RUNS),30)
+stop-times: $(VENV)/.ready $(BIN)/.plugin ## Planned stops by each source, with real torch: lost steps and seconds
+	$(BIN)/pytest tests/e2e/test_stop_times.py --long -rP
+
 monitoring: $(VENV)/.ready ## Every panel and alert, by a real Prometheus that scrapes real controllers
 	$(CLUSTER_CLI) binaries kwok prometheus promtool
 	$(BIN)/pytest tests/monitoring
