@@ -33,7 +33,7 @@ _LAST_SECONDS = 2.0  # for the last report, after the end of the command
 _REPEAT_SECONDS = 60.0
 _LAST_ROUNDS, _MOST_NETWORKS = 3, 8  # in a report
 _MESSAGE_CHARACTERS = 512
-_ACCEPTED, _RETRIED = 204, (429, 503)
+_ACCEPTED, _FORBIDDEN, _RETRIED = 204, 403, (429, 503)
 
 
 def newest_step(folder: str) -> int | None:
@@ -176,7 +176,9 @@ class Reporter:
             if code not in _RETRIED or time.monotonic() + pause > until:
                 break
             time.sleep(pause)
-        if error and error != self._last_error:
+        # A gang that was stopped is no longer the current one, whose progress counts.
+        is_late = code == _FORBIDDEN and self._end.is_set()
+        if error and error != self._last_error and not is_late:
             say(f"the controller does not accept the report: {error}")
             self._last_error = error
         return code == _ACCEPTED
