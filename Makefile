@@ -46,7 +46,7 @@ on-clusters: local integration
 	@$(MAKE) --no-print-directory e2e
 
 # Of `make all`; a suite is a make target, with its variables after colons. Fast ones first.
-SUITES ?= lint types walls docs unit unit-long lowest-versions local recipes thorough faults integration-all e2e-all ha \
+SUITES ?= lint types walls docs unit unit-long lowest-versions local gpu recipes thorough faults integration-all e2e-all ha \
 	faults-proxied monitoring demo bench:ARGS=--quick soak:MINUTES=3 e2e-kind \
 	$(PYTHONS:%=matrix-python-%) $(RELEASES:%=matrix-kubernetes-%)
 
@@ -133,6 +133,9 @@ recipes: $(VENV)/.ready ## The scripts of examples/recipes and the launcher, und
 	python=$$(PYTHONPATH=cluster:tests $(BIN)/python -m recipes.environment) && \
 	TORCHRUN_TEST_TORCH_PYTHON=$$python $(BIN)/pytest tests/recipes tests/local tests/unit/examples/test_gpt.py \
 	  tests/unit/runtime/launch/test_torchrun.py tests/unit/runtime/launch/test_reload.py --long
+
+gpu: $(VENV)/.ready ## CUDA and NCCL under the launcher, on one GPU of this machine (ARGS=--table for docs/gpu.md); skipped without
+	$(BIN)/pytest tests/gpu -rP $(ARGS)
 
 # RUNS=5 make restart-times
 restart-times: export TORCHRUN_RESTART_RUNS = $(or $(RUNS),30)

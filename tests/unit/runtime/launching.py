@@ -16,6 +16,7 @@ from pathlib import Path
 import coverage
 
 import torchrun_runtime.launch
+from ports import free_port
 from torchrun_runtime.launch.processes import descendants, send
 
 FOLDER = Path(torchrun_runtime.launch.__file__).parent
@@ -136,6 +137,23 @@ class Launcher:
             "TORCHRUN_TERMINATION_LOG": str(log),
             **measured(),
         }
+
+
+def torchrun_environment(python: str, processes: int = 2, **more: str) -> "dict[str, str]":
+    """The variables of the pod of one node, for a python that has torch."""
+    port = str(free_port())
+    return {
+        "PATH": f"{Path(python).parent}:{os.environ['PATH']}",
+        "PET_NNODES": "1",
+        "PET_NPROC_PER_NODE": str(processes),
+        "PET_NODE_RANK": "0",
+        "PET_RDZV_BACKEND": "static",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": port,
+        "PET_MAX_RESTARTS": "0",
+        **more,
+    }
 
 
 def changed(launcher: Launcher, limits: dict[str, dict[str, str]]) -> Launcher:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ports import free_port
-from unit.runtime.launching import Launcher
+from unit.runtime.launching import Launcher, torchrun_environment
 
 PYTHON = os.environ.get("TORCHRUN_TEST_TORCH_PYTHON", "")
 pytestmark = pytest.mark.skipif(
@@ -40,22 +39,6 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     launcher.clear()
 
 
-def torchrun_environment(processes: int = 2, **more: str) -> "dict[str, str]":
-    port = str(free_port())
-    return {
-        "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}",
-        "PET_NNODES": "1",
-        "PET_NPROC_PER_NODE": str(processes),
-        "PET_NODE_RANK": "0",
-        "PET_RDZV_BACKEND": "static",
-        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
-        "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": port,
-        "PET_MAX_RESTARTS": "0",
-        **more,
-    }
-
-
 def command(code: str) -> "list[str]":
     return ["python", "train.py", code]
 
@@ -71,7 +54,7 @@ def command(code: str) -> "list[str]":
 def test_the_first_failed_rank_is_the_cause(
     launcher: Launcher, code: str, exit_code: int, number: "int | None", message: str
 ) -> None:
-    result = launcher.run(command(code), **torchrun_environment())
+    result = launcher.run(command(code), **torchrun_environment(PYTHON))
     assert result.exit_code == exit_code, result.err
     assert result.message["rank"] == 1
     assert result.message["exitCode"] == exit_code
@@ -80,19 +63,19 @@ def test_the_first_failed_rank_is_the_cause(
 
 
 def test_success(launcher: Launcher) -> None:
-    result = launcher.run(command("pass"), **torchrun_environment())
+    result = launcher.run(command("pass"), **torchrun_environment(PYTHON))
     assert (result.exit_code, result.message) == (0, {}), result.err
 
 
 def test_the_cause_is_known_for_a_shell_line_with_torchrun(launcher: Launcher) -> None:
     line = "cd . && torchrun train.py 'os._exit(5)'"
-    result = launcher.run(line, **torchrun_environment())
+    result = launcher.run(line, **torchrun_environment(PYTHON))
     assert (result.exit_code, result.message["rank"]) == (5, 1), result.err
 
 
 def test_a_hang_is_no_failure_that_torchrun_restarts_by_itself(launcher: Launcher) -> None:
     environment = torchrun_environment(
-        PET_MAX_RESTARTS="2", TORCHRUN_HANG_TIMEOUT_SECONDS="2", NODE_RANK="0"
+        PYTHON, PET_MAX_RESTARTS="2", TORCHRUN_HANG_TIMEOUT_SECONDS="2", NODE_RANK="0"
     )
     code = "print('blocks', flush=True); time.sleep(1000)"
     result = launcher.run(command(code), **environment)
@@ -106,7 +89,7 @@ def test_a_hang_is_no_failure_that_torchrun_restarts_by_itself(launcher: Launche
 
 @pytest.mark.parametrize("max_restarts", ["0", "2"])
 def test_ranks_save_when_stopped(launcher: Launcher, max_restarts: str) -> None:
-    environment = torchrun_environment(PET_MAX_RESTARTS=max_restarts)
+    environment = torchrun_environment(PYTHON, PET_MAX_RESTARTS=max_restarts)
     launched = launcher.start(command("wait"), **environment)
     assert [launched.line(), launched.line()] == ["ready", "ready"]
     launched.stop(signal.SIGTERM)
