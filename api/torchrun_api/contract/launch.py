@@ -90,7 +90,8 @@ START_FILE = Variable(
     "TORCHRUN_START_FILE",
     PATH,
     (LAUNCHER,),
-    "Annotations of the pod (downward API): the start of the gang, and newer code.",
+    "Annotations of the pod (downward API): the start of the gang, and newer code. Empty: none.",
+    default="/torchrun-podinfo/annotations",
 )
 GANG_PORT = Variable(
     "TORCHRUN_GANG_PORT",
@@ -201,7 +202,11 @@ PROGRESS_URL = Variable(
 )
 PROGRESS_PATH = "/v1/progress"  # after PROGRESS_URL: what launchers post their reports to
 PROGRESS_TOKEN_FILE = Variable(
-    "TORCHRUN_PROGRESS_TOKEN_FILE", PATH, (LAUNCHER,), "File with the token for progress reports."
+    "TORCHRUN_PROGRESS_TOKEN_FILE",
+    PATH,
+    (LAUNCHER,),
+    "File with the token for progress reports.",
+    default="/torchrun-token/token",
 )
 
 # Workers: time limits of waits.
@@ -283,7 +288,12 @@ _RENDEZVOUS = (TORCHRUN, LAUNCHER)
 PET_NNODES = Variable("PET_NNODES", COUNT, _RENDEZVOUS, "Number of nodes in the gang.")
 PET_NPROC_PER_NODE = Variable("PET_NPROC_PER_NODE", COUNT, _RENDEZVOUS, "Number of ranks per node.")
 PET_RDZV_BACKEND = Variable(
-    "PET_RDZV_BACKEND", TEXT, _RENDEZVOUS, "Rendezvous backend: static, c10d, etcd or etcd-v2."
+    "PET_RDZV_BACKEND",
+    TEXT,
+    _RENDEZVOUS,
+    "Rendezvous backend: static, c10d, etcd or etcd-v2.",
+    set_by=(CONTROLLER, LAUNCHER),
+    default="static",
 )
 PET_RDZV_CONF = Variable(
     "PET_RDZV_CONF",
@@ -296,7 +306,8 @@ PET_RDZV_ENDPOINT = Variable(
     "PET_RDZV_ENDPOINT",
     TEXT,
     _RENDEZVOUS,
-    "Rendezvous address, host:port, with the port of the round.",
+    "Rendezvous address, host:port, with the port of the round. The controller sets only another"
+    " address than that of the first pod.",
     set_by=(CONTROLLER, LAUNCHER),
 )
 PET_RDZV_ID = Variable(
@@ -304,10 +315,15 @@ PET_RDZV_ID = Variable(
     TEXT,
     _RENDEZVOUS,
     "Rendezvous ID, from the UID of the job, the attempt and the round.",
-    set_by=(CONTROLLER, LAUNCHER),
+    set_by=(LAUNCHER,),
 )
 PET_MAX_RESTARTS = Variable(
-    "PET_MAX_RESTARTS", COUNT, (TORCHRUN,), "Number of restarts inside the pods."
+    "PET_MAX_RESTARTS",
+    COUNT,
+    (TORCHRUN,),
+    "Number of restarts inside the pods.",
+    set_by=(CONTROLLER, LAUNCHER),
+    default="0",
 )
 PET_MASTER_ADDR = Variable(
     "PET_MASTER_ADDR", TEXT, (*_RENDEZVOUS, SDK), "DNS name of the first pod."
@@ -324,19 +340,29 @@ PET_NODE_RANK = Variable(
     COUNT,
     (TORCHRUN,),
     "Index of the node. The launcher counts the head as 0.",
-    set_by=(CONTROLLER, LAUNCHER),
+    set_by=(LAUNCHER,),
 )
 MASTER_ADDR = Variable(
-    "MASTER_ADDR", TEXT, (LAUNCHER, USER), "PET_MASTER_ADDR for commands without torchrun."
+    "MASTER_ADDR",
+    TEXT,
+    (LAUNCHER, USER),
+    "PET_MASTER_ADDR for commands without torchrun.",
+    set_by=(LAUNCHER,),
 )
 MASTER_PORT = Variable(
     "MASTER_PORT",
     COUNT,
     (LAUNCHER, USER),
     "PET_MASTER_PORT for commands without torchrun.",
-    set_by=(CONTROLLER, LAUNCHER),
+    set_by=(LAUNCHER,),
 )
-NNODES = Variable("NNODES", COUNT, (USER,), "PET_NNODES for commands without torchrun.")
+NNODES = Variable(
+    "NNODES",
+    COUNT,
+    (USER,),
+    "PET_NNODES for commands without torchrun.",
+    set_by=(LAUNCHER,),
+)
 NODE_RANK = Variable(
     "NODE_RANK",
     COUNT,

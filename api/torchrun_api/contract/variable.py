@@ -61,6 +61,10 @@ class Variable(Generic[T]):
             return None
         return {"name": self.name, "value": literal(self.type.encode(value))}
 
+    def env_var_unless_default(self, value: T) -> JsonObject | None:
+        """The v1 EnvVar of a value; None for the default, which all readers know."""
+        return None if self.type.encode(value) == self.default else self.env_var(value)
+
     def env_var_of_field(self, path: str) -> JsonObject:
         """The v1 EnvVar of a field of the pod."""
         return {"name": self.name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -35,9 +35,9 @@ the launcher and the other programs of a job read.
 
 | set by | meaning |
 |---|---|
-| controller | reserved: a job that sets it in `spec.env` gets the reason `InvalidSpec` |
+| controller | reserved: with it in `spec.env` a job gets `InvalidSpec`. Defaults are not set |
 | user | optional: set it in `spec.env` |
-| launcher | set for the command and its children, overriding the value of the pod |
+| launcher | set for the command and its children only. Reserved as well, unless users set it |
 | tests | not set in a cluster |
 
 The SDK reads [other variables](../sdk/README.md#variables) on your machine, and the controller has

@@ -63,16 +63,12 @@ def environment_of(
         name, value = str(variable["name"]), variable.get("value")
         if isinstance(value, str):
             of_pod[name] = expand(value, of_pod)
-        elif name in (launch.NODE_RANK.name, launch.PET_NODE_RANK.name):
+        elif name == launch.NODE_RANK.name:
             of_pod[name] = str(index)
-    master = of_pod[launch.PET_MASTER_ADDR.name]
-    endpoint = of_pod[launch.PET_RDZV_ENDPOINT.name]
     return {
         **environment,
         **of_pod,
         launch.PET_MASTER_ADDR.name: HOST,
-        launch.MASTER_ADDR.name: HOST,
-        launch.PET_RDZV_ENDPOINT.name: re.sub(f"^{re.escape(master)}:", f"{HOST}:", endpoint),
         launch.WORKSPACE_SOURCE.name: str(places.directory),
         launch.WORKSPACE_TARGET.name: str(places.directory),
         launch.WORKING_DIR.name: _directory(of_pod, places.directory),

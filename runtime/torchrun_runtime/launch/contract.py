@@ -45,23 +45,29 @@ PET_RDZV_BACKEND = "PET_RDZV_BACKEND"  # text
 PET_RDZV_CONF = "PET_RDZV_CONF"  # text
 PET_RDZV_ENDPOINT = "PET_RDZV_ENDPOINT"  # text
 PET_RDZV_ID = "PET_RDZV_ID"  # text
+PET_MAX_RESTARTS = "PET_MAX_RESTARTS"  # integer
 PET_MASTER_ADDR = "PET_MASTER_ADDR"  # text
 PET_MASTER_PORT = "PET_MASTER_PORT"  # integer
 PET_NODE_RANK = "PET_NODE_RANK"  # integer
 MASTER_ADDR = "MASTER_ADDR"  # text
 MASTER_PORT = "MASTER_PORT"  # integer
+NNODES = "NNODES"  # integer
 NODE_RANK = "NODE_RANK"  # integer
 
 # For variables that are not set; the others default to the empty string.
 DEFAULTS = {
     LAUNCHER_MODE: "auto",
     HANG_TIMEOUT_SECONDS: "0",
+    START_FILE: "/torchrun-podinfo/annotations",
     TERMINATION_LOG: "/dev/termination-log",
     WORKSPACE_TARGET: "/app",
+    PROGRESS_TOKEN_FILE: "/torchrun-token/token",
     SYNC_WAIT_SECONDS: "600",
     RESOLVE_WAIT_SECONDS: "300",
     EDIT_WAIT_SECONDS: "3600",
     STANDBY: "1",
+    PET_RDZV_BACKEND: "static",
+    PET_MAX_RESTARTS: "0",
 }
 
 # Annotations of the worker, in the file that START_FILE names.

@@ -35,7 +35,7 @@ from .rendezvous import RoundStore, of_round
 from .reporting import Reporter, describe_restarts
 from .round import Program, Round, RoundEnd
 from .served import ServedWorkspace
-from .settings import LaunchSettings, beside_head, from_environment, read
+from .settings import LaunchSettings, complete, from_environment, read
 from .standby import StandbyAgent
 from .streams import Copy
 from .supervise import STOPPING, StopRequest
@@ -68,7 +68,7 @@ def main() -> int:
 def _launch(log: TerminationLog, *, setup_only: bool) -> Cause | None:
     """Why the container ends; None if the command has succeeded."""
     try:
-        os.environ.update(beside_head(os.environ))
+        os.environ.update(complete(os.environ))
         settings = from_environment(os.environ)
         os.environ.pop(contract.GANG_KEY, None)  # a command may print its environment
         launcher = Launcher(settings, os.environ, log)

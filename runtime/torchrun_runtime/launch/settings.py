@@ -14,6 +14,17 @@ from .reporting import ReportPort
 from .served import Server
 from .venv import EnvironmentPaths, Recipe
 
+_ADDRESS = (contract.PET_MASTER_ADDR, contract.PET_MASTER_PORT)
+# Options of torchrun whose defaults differ between its versions.
+_OPTIONS = (contract.PET_RDZV_BACKEND, contract.PET_MAX_RESTARTS)
+# What programs without torchrun read, and torchrun's own name of the node rank.
+_COPIES = {
+    contract.MASTER_ADDR: contract.PET_MASTER_ADDR,
+    contract.MASTER_PORT: contract.PET_MASTER_PORT,
+    contract.NNODES: contract.PET_NNODES,
+    contract.PET_NODE_RANK: contract.NODE_RANK,
+}
+
 
 class LaunchSettings(NamedTuple):
     """command: a shell line or an argument vector. Times in seconds; grace None: the kubelet's.
@@ -88,18 +99,31 @@ def read(environment: Mapping[str, str], name: str) -> str:
     return environment.get(name, contract.DEFAULTS.get(name, ""))
 
 
-def beside_head(environment: Mapping[str, str]) -> dict[str, str]:
-    """The node rank of a worker whose head, node 0, has a separate Job: its index plus one.
+def complete(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a pod with the variables that follow from others.
 
-    Raises LaunchError (InvalidSetting) if the index is not a number.
+    The node rank of a worker whose head, node 0, has a separate Job is its index plus one. Raises
+    LaunchError (InvalidSetting) if the index is not a number.
     """
-    if read(environment, contract.ROLE) != "worker":
-        return {}
-    index = read(environment, contract.NODE_RANK)
-    if not index.isdecimal():
-        raise _invalid(contract.NODE_RANK, index, "the pod's completion index")
-    rank = str(int(index) + 1)
-    return {contract.NODE_RANK: rank, contract.PET_NODE_RANK: rank}
+    derived: dict[str, str] = {}
+    for name, source in _COPIES.items():
+        if source in environment:
+            derived[name] = environment[source]
+    address, port = (read(environment, name) for name in _ADDRESS)
+    if address and port:
+        derived[contract.PET_RDZV_ENDPOINT] = f"{address}:{port}"
+    uid, attempt = read(environment, contract.JOB_UID), read(environment, contract.ATTEMPT)
+    if uid and attempt:
+        derived[contract.PET_RDZV_ID] = f"{uid}-{attempt}"
+    if contract.PET_NNODES in environment:
+        derived.update({name: contract.DEFAULTS[name] for name in _OPTIONS})
+    completed = {**derived, **environment}
+    if read(environment, contract.ROLE) == "worker":
+        index = read(environment, contract.NODE_RANK)
+        if not index.isdecimal():
+            raise _invalid(contract.NODE_RANK, index, "the pod's completion index")
+        completed[contract.NODE_RANK] = completed[contract.PET_NODE_RANK] = str(int(index) + 1)
+    return completed
 
 
 def _gang(environment: Mapping[str, str]) -> GangNode:

@@ -23,7 +23,7 @@ def test_the_same_pods_are_those_of_the_controller():
     assert template["metadata"]["labels"]["torchrun.ai/attempt"] == "1"
     assert template["metadata"]["labels"]["torchrun-job-name"] == "gang"
     (trainer,) = template["spec"]["containers"]
-    hosts = [entry["value"] for entry in trainer["env"] if entry["name"] == "MASTER_ADDR"]
+    hosts = [entry["value"] for entry in trainer["env"] if entry["name"] == "PET_MASTER_ADDR"]
     assert hosts == ["gang-0.gang.bench-bare.svc"]
 
 

@@ -134,6 +134,7 @@ class Launcher:
             "HOME": str(self.directory),
             "TMPDIR": str(self.directory),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "TORCHRUN_START_FILE": "",
             "TORCHRUN_TERMINATION_LOG": str(log),
             **measured(),
         }

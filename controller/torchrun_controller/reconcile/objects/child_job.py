@@ -1,5 +1,7 @@
 """The Indexed Job of one attempt. The controller does not change it while its gang runs."""
 
+import posixpath
+
 from torchrun_api import names
 from torchrun_api.contract import launch
 from torchrun_api.contract.variable import env_vars
@@ -30,7 +32,7 @@ from torchrun_controller.reconcile.spec.resolve import ResolvedSpec
 REPORT_SECONDS = 5
 # Audience of the workers' tokens. A stolen token is of no use for the API server.
 AUDIENCE = "torchrun.ai/progress"
-TOKEN_DIR = "/torchrun-token"  # noqa: S105  # a path
+TOKEN_DIR = posixpath.dirname(launch.PROGRESS_TOKEN_FILE.default)
 _TOKEN_SECONDS = 3600  # the kubelet renews it before it expires
 
 
@@ -249,27 +251,25 @@ def _env(
 ) -> list[JsonValue]:
     download = run.workspace.served if run.workspace else None
     copied_workspace = run.workspace if run.workspace and not run.workspace.existing else None
+    target = copied_workspace.mount_path if copied_workspace else None
     own_env = [
         *env_vars(
             launch.JOB_NAME.env_var(job.metadata.name),
             launch.JOB_UID.env_var(job.metadata.uid),
             launch.ATTEMPT.env_var(attempt),
             launch.ROLE.env_var(role or None),
-            launch.START_FILE.env_var(f"{volumes.PODINFO_DIR}/annotations"),
             launch.GRACE_SECONDS.env_var(max(run.grace_seconds - REPORT_SECONDS, 0)),
             launch.COMMAND.env_var(job.spec.command),
-            launch.LAUNCHER_MODE.env_var(job.spec.launcher),
+            launch.LAUNCHER_MODE.env_var_unless_default(job.spec.launcher),
             launch.BACKEND.env_var(run.backend),
             launch.CPUS.env_var_of_request("cpu"),
-            launch.WORKING_DIR.env_var(run.working_dir),
+            launch.WORKING_DIR.env_var(run.working_dir if run.working_dir != target else None),
             launch.WORKSPACE_SOURCE.env_var(
                 volumes.WORKSPACE_SOURCE_DIR if copied_workspace else None
             ),
             launch.WORKSPACE_URL.env_var(download.url if download else None),
             launch.WORKSPACE_MANIFEST.env_var(download.manifest if download else None),
-            launch.WORKSPACE_TARGET.env_var(
-                copied_workspace.mount_path if copied_workspace else None
-            ),
+            launch.WORKSPACE_TARGET.env_var(target),
             launch.STATE_DIR.env_var(volumes.STATE_DIR if volumes.keeps_state(run) else None),
             launch.CHECKPOINT_DIR.env_var(run.checkpoints.mount_path if run.checkpoints else None),
             launch.HANG_TIMEOUT_SECONDS.env_var(run.hang_seconds or None),
@@ -295,10 +295,7 @@ def _progress_variables(defaults: Defaults) -> list[JsonObject]:
     """Return the v1 EnvVars of a worker, none where the controller takes no reports."""
     if not defaults.progress_url:
         return []
-    return env_vars(
-        launch.PROGRESS_URL.env_var(defaults.progress_url),
-        launch.PROGRESS_TOKEN_FILE.env_var(f"{TOKEN_DIR}/token"),
-    )
+    return env_vars(launch.PROGRESS_URL.env_var(defaults.progress_url))
 
 
 def _progress_volumes(defaults: Defaults) -> list[JsonObject]:

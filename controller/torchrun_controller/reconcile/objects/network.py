@@ -79,9 +79,10 @@ def gang_secret(job: TorchrunJob) -> Apply:
 
 
 def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[JsonObject]:
-    """Return `PET_*`, which set options of torchrun, and the variables of other launchers.
+    """Return `PET_*`, which set options of torchrun.
 
-    With these a plain `torchrun train.py` forms the right group. Commands are never rewritten.
+    With these, and with what the launcher derives from them, a plain `torchrun train.py` forms the
+    right group. Commands are never rewritten.
     """
     rendezvous = run.rendezvous
     master = (
@@ -89,24 +90,19 @@ def rendezvous_env(job: TorchrunJob, run: ResolvedSpec, attempt: int) -> list[Js
         if needs_service(run)
         else "localhost"
     )
-    port, nodes = rendezvous.port, run.size.nodes
+    port = rendezvous.port
     secret = names.gang_secret(job.metadata.name, job.metadata.uid)
     gang_key = launch.GANG_KEY.env_var_of_secret(secret, names.GANG_KEY)
     return env_vars(
         launch.GANG_PORT.env_var(_gang_port(port) if needs_service(run) else None),
         gang_key if needs_service(run) else None,
-        launch.PET_NNODES.env_var(nodes),
+        launch.PET_NNODES.env_var(run.size.nodes),
         launch.PET_NPROC_PER_NODE.env_var(run.nproc_per_node),
-        launch.PET_RDZV_BACKEND.env_var(rendezvous.backend),
-        launch.PET_RDZV_ENDPOINT.env_var(rendezvous.endpoint or f"{master}:{port}"),
-        launch.PET_RDZV_ID.env_var(f"{job.metadata.uid}-{attempt}"),
-        launch.PET_MAX_RESTARTS.env_var(run.max_restarts),
+        launch.PET_RDZV_BACKEND.env_var_unless_default(rendezvous.backend),
+        launch.PET_RDZV_ENDPOINT.env_var(rendezvous.endpoint or None),
+        launch.PET_MAX_RESTARTS.env_var_unless_default(run.max_restarts),
         launch.PET_MASTER_ADDR.env_var(master),
         launch.PET_MASTER_PORT.env_var(port),
-        launch.MASTER_ADDR.env_var(master),
-        launch.MASTER_PORT.env_var(port),
-        launch.NNODES.env_var(nodes),
-        launch.PET_NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
         launch.NODE_RANK.env_var_of_field(COMPLETION_INDEX_FIELD),
     )
 

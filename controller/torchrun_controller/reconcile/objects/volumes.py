@@ -1,6 +1,9 @@
 """Bodies of PVCs, and the volumes and mounts of workers."""
 
+import posixpath
+
 from torchrun_api import names
+from torchrun_api.contract import launch
 from torchrun_api.json import JsonObject, object_at
 from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.resources import CLAIMS
@@ -8,7 +11,7 @@ from torchrun_controller.reconcile.model.plan import Apply
 from torchrun_controller.reconcile.objects.base import metadata
 from torchrun_controller.reconcile.spec.resolve import ResolvedSpec, VolumeSource
 
-PODINFO_DIR = "/torchrun-podinfo"
+PODINFO_DIR = posixpath.dirname(launch.START_FILE.default)
 WORKSPACE_SOURCE_DIR = "/torchrun-workspace"
 STATE_DIR = "/torchrun-state"
 # In the workspace PVC; the sync pod creates it.

@@ -10,7 +10,7 @@ import msgspec
 
 from torchrun_api import names
 from torchrun_api.contract import launch
-from torchrun_api.contract.variable import CONTROLLER, Variable
+from torchrun_api.contract.variable import TESTS, USER, Variable
 from torchrun_api.json import JsonObject, object_at, objects_at
 from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.queue import TorchrunQueue
@@ -21,11 +21,11 @@ LONGEST_GRACE = 31536000  # as of reliability.terminationGracePeriodSeconds
 _GRACE = "terminationGracePeriodSeconds"
 _PLACEMENT = ("nodeSelector", "affinity")
 _FIXED = ("hostname", "subdomain")
-# Variables of workers that only the controller sets.
+# Variables of workers that no user sets.
 RESERVED = frozenset(
     variable.name
     for variable in vars(launch).values()
-    if isinstance(variable, Variable) and CONTROLLER in variable.set_by
+    if isinstance(variable, Variable) and not {USER, TESTS} & {*variable.set_by}
 )
 _TOKEN = "automountServiceAccountToken"  # noqa: S105  # a field's name
 LAUNCHER_RESOURCES: JsonObject = {"cpu": "100m", "memory": "64Mi"}

@@ -15,7 +15,6 @@ from torchrun_api.json import JsonObject
 MASTER = "train-0.train.ml"
 OF_GANG: list[JsonObject] = [
     {"name": "PET_MASTER_ADDR", "value": MASTER},
-    {"name": "PET_RDZV_ENDPOINT", "value": f"{MASTER}:29500"},
     {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['i']"}}},
 ]
 
@@ -32,8 +31,7 @@ def variables(*own: JsonObject, index: int = 0, **base: str) -> dict[str, str]:
 
 def test_the_addresses_of_the_gang_are_those_of_this_machine() -> None:
     environment = variables(index=3)
-    assert environment["PET_MASTER_ADDR"] == environment["MASTER_ADDR"] == "127.0.0.1"
-    assert environment["PET_RDZV_ENDPOINT"] == "127.0.0.1:29500"
+    assert environment["PET_MASTER_ADDR"] == "127.0.0.1"
     assert environment["NODE_RANK"] == "3"
 
 

@@ -51,7 +51,7 @@ def test_each_role_requests_its_own(world):
     assert [variables[name]["TORCHRUN_ROLE"] for name in ("train", "train-w")] == ["head", "worker"]
     assert [variables[name]["PET_NPROC_PER_NODE"] for name in ("train", "train-w")] == ["1", "8"]
     assert {variables[name]["PET_NNODES"] for name in made} == {"3"}
-    assert {variables[name]["MASTER_ADDR"] for name in made} == {"train-0.train.ml.svc"}
+    assert {variables[name]["PET_MASTER_ADDR"] for name in made} == {"train-0.train.ml.svc"}
 
 
 def test_a_head_may_run_elsewhere_than_the_workers():
