@@ -145,7 +145,7 @@ def _delete(
     dry = options.dry_run == "server"
     deleted: list[str] = []
     for name in jobs:
-        if not cluster.run(lambda api, name=name: _delete_job(api, name, dry_run=dry)):  # type: ignore[misc]
+        if not cluster.run(lambda api, name=name: delete_job(api, name, dry_run=dry)):  # type: ignore[misc]
             terminal.note(_not_found(cluster, [name]))
             continue
         deleted.append(name)
@@ -165,7 +165,7 @@ def _delete(
     return [name for name in jobs if name not in deleted]
 
 
-async def _delete_job(api: Api, name: str, *, dry_run: bool) -> bool:
+async def delete_job(api: Api, name: str, *, dry_run: bool = False) -> bool:
     """Delete a job; whether it existed."""
     try:
         await api.delete(JOBS, name, dry_run=dry_run)

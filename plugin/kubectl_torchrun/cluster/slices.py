@@ -89,6 +89,7 @@ class FailureSlice(Wire, frozen=True, kw_only=True):
     node: str = ""
     rank: int | None = None
     exit_code: int | None = None
+    signal: int | None = None
     reason: str = ""
     message: str = ""
 

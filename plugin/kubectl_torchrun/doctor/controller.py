@@ -128,13 +128,7 @@ async def _check_deployment(api: Api, deployment: JsonObject) -> list[Finding]:
 
 def check_skew(deployment: JsonObject, plugin: str) -> list[Finding]:
     """Whether plugin and controller have the same minor version, by image tag or chart label."""
-    containers = items_at(deployment, "spec", "template", "spec", "containers")
-    tags = [
-        text_at(container, "image").partition("@")[0].rpartition(":")[2] for container in containers
-    ]
-    label = text_at(deployment, "metadata", "labels", "app.kubernetes.io/version")
-    ours = _minor(plugin)
-    theirs = next((found for text in (*tags, label) if (found := _minor(text))), None)
+    ours, theirs = _minor(plugin), _minor(controller_version(deployment))
     if ours is None or theirs is None or ours == theirs:
         return []
     older = "plugin" if ours < theirs else "controller"
@@ -143,6 +137,16 @@ def check_skew(deployment: JsonObject, plugin: str) -> list[Finding]:
         " refuse uploads of another minor version"
     )
     return [Finding("warn", "controller", text, f"Upgrade the {older}")]
+
+
+def controller_version(deployment: JsonObject) -> str:
+    """The version of a controller by image tag or chart label, "" if neither has one."""
+    containers = items_at(deployment, "spec", "template", "spec", "containers")
+    tags = [
+        text_at(container, "image").partition("@")[0].rpartition(":")[2] for container in containers
+    ]
+    label = text_at(deployment, "metadata", "labels", "app.kubernetes.io/version")
+    return next((text for text in (*tags, label) if _minor(text)), "")
 
 
 def _minor(text: str) -> tuple[int, int] | None:

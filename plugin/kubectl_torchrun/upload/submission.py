@@ -79,7 +79,7 @@ def submit(target: Target, request: Request, options: SubmitOptions, terminal: D
     if options.dry_run == "client":
         return _print_manifest(request, _where(target), files, options, terminal)
     with session(target) as cluster:
-        request = request._replace(queue=cluster.run(lambda api: _select_queue(api, request.queue)))
+        request = request._replace(queue=cluster.run(lambda api: select_queue(api, request.queue)))
         tree.note_skipped(files, terminal)
         cache = UploadCache(cluster.where, options.directory)
         workspace = read_workspace(cache, files, terminal)
@@ -127,7 +127,7 @@ def _print_manifest(
     return 0
 
 
-async def _select_queue(api: Api, flag: str) -> str:
+async def select_queue(api: Api, flag: str) -> str:
     """The queue of the flag, else the only queue. Raises UsageProblem."""
     try:
         queues = sorted(queue.metadata.name for queue in (await api.list(QUEUES)).items)
@@ -152,7 +152,7 @@ async def _select_queue(api: Api, flag: str) -> str:
     return queues[0]
 
 
-async def _create(api: Api, body: JsonObject) -> None:
+async def create(api: Api, body: JsonObject) -> None:
     """Create the job. After an unknown result, retry; 409 is then success if the job is ours."""
     metadata = body["metadata"]
     assert isinstance(metadata, dict)
@@ -241,7 +241,7 @@ class Submission:
         return code
 
     async def _create(self, api: Api, body: JsonObject) -> None:
-        await _create(api, body)
+        await create(api, body)
         if self._options.form:
             output.write(body, self._options.form)
         self._terminal.note(f"Created torchrunjob.torchrun.ai/{self._name}")
