@@ -23,7 +23,7 @@ __all__ = ["laptop"]
 
 JOB = "my-project-x7k2p"
 NEED_PODS = frozenset(
-    {"checkpoint", "logs", "debug", "exec", "port-forward", "stacks", "state-files"}
+    {"checkpoint", "logs", "debug", "exec", "port-forward", "selftest", "stacks", "state-files"}
 )
 COMPLETE = {**READY[0], "type": "Complete"}
 ELASTIC = {"numNodes": 2, "elastic": {"minNodes": 1, "maxNodes": 8}}

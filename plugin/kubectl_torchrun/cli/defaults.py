@@ -21,11 +21,12 @@ from kubectl_torchrun.text import escape
 FILE = "torchrun.toml"
 _IGNORED_KEY = "torchrun.no-defaults"  # in the meta of a context
 # Keys that choose what runs (an environment variable such as PYTHONPATH does, and a kubeconfig
-# starts programs), where it runs, what is uploaded or deleted, and who can connect.
+# starts programs), where it runs, what is uploaded, written or deleted, and who can connect.
 _REFUSED = frozenset(
     {
         *("command", "image", "runtime-image", "env", "filename", "directory", "overlay"),
         *("local", "status-file", "kubeconfig", "context", "namespace", "address", "yes"),
+        "output-dir",
     }
 )
 

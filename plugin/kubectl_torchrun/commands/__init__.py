@@ -19,6 +19,7 @@ SHORT_HELP = {
     "resume": "Resume a suspended job",
     "run": "Submit and follow a job; Ctrl-C twice deletes it",
     "scale": "Change the number of nodes of a job",
+    "selftest": "Test jobs on this cluster, for a report",
     "stacks": "Print what every rank does at this moment",
     "state-files": "Print files of a job's state directory",
     "status": "Show a job and its pods, live",

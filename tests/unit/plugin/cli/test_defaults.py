@@ -138,7 +138,7 @@ def test_a_program_can_ignore_the_file(
 REFUSED = (
     *('command = "x"', 'image = "x"', 'env = {PYTHONPATH = "x"}', 'filename = "job.yaml"'),
     *('directory = "/etc"', 'overlay = "/etc"', 'kubeconfig = "/x"', 'context = "x"'),
-    *('runtime-image = "x"', "local = true"),
+    *('runtime-image = "x"', "local = true", 'output-dir = "/etc"'),
     *('namespace = "x"', 'address = "0.0.0.0"', "yes = true", '[exec]\ncommand = "x"'),
     *('[submit]\nimage = "x"', '[sync]\ndirectory = "x"'),
 )

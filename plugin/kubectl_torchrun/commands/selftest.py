@@ -1,0 +1,60 @@
+"""`selftest`: jobs that break on purpose, and a report of what this cluster makes of them."""
+
+from pathlib import Path
+
+import click
+
+from kubectl_torchrun.cli import complete
+from kubectl_torchrun.cli.options import Command, cluster_options, run_command
+from kubectl_torchrun.cli.types import Count
+from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.terminal import Display
+
+
+@click.command("selftest", cls=Command)
+@click.option(
+    "--queue",
+    "-q",
+    default="",
+    help="TorchrunQueue. Default: the only queue in the namespace.",
+    shell_complete=complete.queues,
+)
+@click.option("--nodes", type=Count(1), default=2, show_default=True, help="Number of nodes.")
+@click.option(
+    "--gpus-per-node",
+    type=Count(0),
+    help="GPUs of each node; 0 for CPUs. Default: those of the queue.",
+)
+@click.option(
+    "--output-dir",
+    type=click.Path(file_okay=False),
+    default=".",
+    metavar="DIR",
+    help="Directory of the report. Default: the current one.",
+)
+@cluster_options
+def command(
+    queue: str, nodes: int, gpus_per_node: int | None, output_dir: str, target: Target
+) -> None:
+    """Test on this cluster what jobs need, and write a report that can be sent in an issue.
+
+    Five small jobs measure all-reduces, lose a rank, a pod and a hung rank, and are suspended and
+    resumed. They are deleted afterwards. It takes about five minutes, at most 20.
+
+    The report, torchrun-selftest-DATE.json and .html, has results, versions and the GPU, and no
+    names or addresses of the cluster. The exit code is 1 if a check fails. Ctrl-C deletes the job
+    and writes the report of the checks before it.
+
+    \b
+    Examples:
+      kubectl torchrun selftest --queue gpu
+      kubectl torchrun selftest --queue gpu --nodes 4 --gpus-per-node 8
+    """
+
+    def work(terminal: Display) -> int:
+        from kubectl_torchrun.selftest.selftest import SelftestOptions, selftest
+
+        options = SelftestOptions(queue, nodes, gpus_per_node, Path(output_dir))
+        return selftest(target, options, terminal)
+
+    run_command(work)

@@ -1,0 +1,1 @@
+"""A self-test of a cluster: jobs that break on purpose, what was seen of them, and a report."""
