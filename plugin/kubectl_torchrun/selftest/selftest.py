@@ -56,12 +56,11 @@ def selftest(target: Target, options: SelftestOptions, terminal: Display) -> int
     path = options.output / f"torchrun-selftest-{now:%Y%m%d-%H%M%S}.json"
     _write(path, msgspec.json.format(msgspec.json.encode(body), indent=2) + b"\n")
     _write(path.with_suffix(".html"), report.as_html(facts, results).encode())
-    terminal.note(
-        f"Wrote {path} and {path.with_suffix('.html').name}, which have no names of the cluster.\n"
-        "Please send both in an issue, so that others know what works on such hardware."
-    )
+    page = path.with_suffix(".html").name
+    terminal.note(f"Wrote {path} and {page}, which have no names of the cluster.")
     if interrupted:
         return DETACHED
+    terminal.note("Please send both in an issue, so that others know what works on such hardware.")
     return SUCCEEDED if report.has_passed(results) else RUN_FAILED
 
 
