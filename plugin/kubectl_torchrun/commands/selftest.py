@@ -8,6 +8,7 @@ from kubectl_torchrun.cli import complete
 from kubectl_torchrun.cli.options import Command, cluster_options, run_command
 from kubectl_torchrun.cli.types import Count
 from kubectl_torchrun.cluster.kubectl import Target
+from kubectl_torchrun.errors import UsageProblem
 from kubectl_torchrun.terminal import Display
 
 
@@ -21,9 +22,9 @@ from kubectl_torchrun.terminal import Display
 )
 @click.option("--nodes", type=Count(1), default=2, show_default=True, help="Number of nodes.")
 @click.option(
-    "--gpus-per-node",
+    "--gpus",
     type=Count(0),
-    help="GPUs of each node; 0 for CPUs. Default: those of the queue.",
+    help="Total number of GPUs, spread evenly over nodes; 0 for CPUs. Default: those of the queue.",
 )
 @click.option(
     "--output-dir",
@@ -33,9 +34,7 @@ from kubectl_torchrun.terminal import Display
     help="Directory of the report. Default: the current one.",
 )
 @cluster_options
-def command(
-    queue: str, nodes: int, gpus_per_node: int | None, output_dir: str, target: Target
-) -> None:
+def command(queue: str, nodes: int, gpus: int | None, output_dir: str, target: Target) -> None:
     """Test on this cluster what jobs need, and write a report that can be sent in an issue.
 
     Five small jobs measure all-reduces, lose a rank, a pod and a hung rank, and are suspended and
@@ -48,13 +47,16 @@ def command(
     \b
     Examples:
       kubectl torchrun selftest --queue gpu
-      kubectl torchrun selftest --queue gpu --nodes 4 --gpus-per-node 8
+      kubectl torchrun selftest --queue gpu --nodes 4 --gpus 32
     """
 
     def work(terminal: Display) -> int:
         from kubectl_torchrun.selftest.selftest import SelftestOptions, selftest
 
-        options = SelftestOptions(queue, nodes, gpus_per_node, Path(output_dir))
+        each, rest = (None, 0) if gpus is None else divmod(gpus, nodes)
+        if rest:
+            raise UsageProblem(f"--gpus {gpus} cannot be spread evenly over {nodes} nodes.")
+        options = SelftestOptions(queue, nodes, each, Path(output_dir))
         return selftest(target, options, terminal)
 
     run_command(work)

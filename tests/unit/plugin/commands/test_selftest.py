@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from torchrun_api.contract.exit_codes import USAGE
 from torchrun_api.json import JsonObject, object_at
 
 from ..laptop import READY, Laptop
@@ -50,7 +51,7 @@ def test_a_cluster_that_cannot_run_the_first_job_is_reported_without_its_names(
 ) -> None:
     message = "Pod selftest-a-0-x on node-7 (10.1.2.3) has no torch in registry.corp/image:1"
     specs = play(laptop, phase="Failed", reason="TorchMissing", message=message)
-    words = ["--queue", "gpu-queue", "--nodes", "3", "--gpus-per-node", "4"]
+    words = ["--queue", "gpu-queue", "--nodes", "3", "--gpus", "12"]
     result = laptop.run("selftest", *words, "--output-dir", str(tmp_path / "out"))
     assert result.exit_code == 1, result.output
     assert "✗ All-reduce" in result.stderr
@@ -96,3 +97,9 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_job(laptop: Lapto
     assert result.exit_code == 2
     assert "Cannot write to --output-dir file/below: Not a directory." in result.stderr
     assert not laptop.server.requests
+
+
+def test_gpus_must_be_spread_evenly(laptop: Laptop) -> None:
+    result = laptop.run("selftest", "--gpus", "3", "--nodes", "2")
+    assert (result.exit_code, laptop.server.requests) == (USAGE, []), result.output
+    assert "--gpus 3 cannot be spread evenly over 2 nodes." in result.stderr
