@@ -148,6 +148,37 @@ def supervise(
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     child = _start(command)
+    end = _await_end(child, grace, watchdogs, end_of_round, planned)
+    if on_success and not (end.status or end.stop or end.stop_request):
+        on_success()
+    _take_terminal(os.getpgrp(), child)
+    if end.held and end.stop is None:
+        _announce(watchdogs, leaving=True)
+    has_survivors = not _clear(_CLEAR_SECONDS_OF_STOP if end.is_leaving else _CLEAR_SECONDS)
+    return _command_exit(end, has_survivors)
+
+
+class _End(NamedTuple):
+    """How a command has ended. status: of waitpid(2). held: the signal that was held back, or 0."""
+
+    status: int
+    stop: GracefulStop | None
+    stop_request: StopRequest | None
+    held: int
+
+    @property
+    def is_leaving(self) -> bool:
+        return bool(self.held) or (self.stop is not None and not self.stop.for_next_round)
+
+
+def _await_end(
+    child: int,
+    grace: float | None,
+    watchdogs: Sequence[Watchdog],
+    end_of_round: Callable[[], float | None] | None,
+    planned: Planned | None,
+) -> _End:
+    """Wait until the command has ended, and end it when a signal or a part of the launcher asks."""
     stop: GracefulStop | None = None
     held = 0  # the signal that waits for an agreement
     stop_request: StopRequest | None = None
@@ -170,15 +201,7 @@ def supervise(
         ended = _reap(child)
         status = ended if status is None else status
         if status is not None and not (stop and stop.awaits_orphans()):
-            if on_success and not (status or stop or stop_request):
-                on_success()
-            _take_terminal(os.getpgrp(), child)
-            leaves = bool(held) or (stop is not None and not stop.for_next_round)
-            if held and stop is None:
-                _announce(watchdogs, leaving=True)
-            has_survivors = not _clear(_CLEAR_SECONDS_OF_STOP if leaves else _CLEAR_SECONDS)
-            command_exit = _command_exit(status, stop, stop_request, has_survivors)
-            return command_exit._replace(is_leaving=leaves)
+            return _End(status, stop, stop_request, held)
         if stop:
             stop.advance()
         elif stop_request is None and end_of_round and (round_grace := end_of_round()) is not None:
@@ -224,18 +247,19 @@ def _stop_signal(seconds: float, signals: frozenset[signal.Signals]) -> int:
     return received.si_signo
 
 
-def _command_exit(
-    status: int,
-    stop: GracefulStop | None,
-    stop_request: StopRequest | None,
-    has_survivors: bool,
-) -> CommandExit:
-    """status: of waitpid(2)."""
+def _command_exit(end: _End, has_survivors: bool) -> CommandExit:
+    status, stop = end.status, end.stop
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    code = os.WEXITSTATUS(status) if number is None else 128 + number
     for_next_round = stop is not None and stop.for_next_round
-    stopped_by = stop.number if stop and stop.has_signalled and not for_next_round else None
-    return CommandExit(code, number, stopped_by, stop_request, for_next_round, has_survivors)
+    return CommandExit(
+        exit_code=os.WEXITSTATUS(status) if number is None else 128 + number,
+        signal=number,
+        stopped_by=stop.number if stop and stop.has_signalled and not for_next_round else None,
+        stop_request=end.stop_request,
+        for_next_round=for_next_round,
+        has_survivors=has_survivors,
+        is_leaving=end.is_leaving,
+    )
 
 
 def _first_stop_request(watchdogs: Sequence[Watchdog]) -> StopRequest | None:
