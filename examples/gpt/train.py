@@ -8,8 +8,8 @@ What to copy into a script of your own so that it survives a lost machine:
   * what a step computes depends on the seed and the step alone (`Corpus.batch`),
   * a checkpoint is whole or absent, never half written (`save`),
   * every start looks for the newest checkpoint and goes on from there (`resume`),
-  * SIGTERM, which Kubernetes sends before it takes a pod away, makes all ranks stop after the same
-    step with a checkpoint of that step (`StopSignal`, `train`),
+  * when a pod has to end, all ranks stop after the same step with a checkpoint of that step: in a
+    job by torchrun_progress.stopping() (`train`), elsewhere by SIGTERM (`StopSignal`, `advance`),
   * every step is reported (`train`): it shows in `kubectl get tj -o wide`, and a run that hangs is
     found and started again where the queue or the job sets reliability.hangTimeoutSeconds.
 """
@@ -88,7 +88,10 @@ def arguments() -> argparse.Namespace:
 
 
 class StopSignal:
-    """Remembers a SIGTERM, so that the training loop can act on it between two steps."""
+    """Remembers a SIGTERM, so that the training loop can act on it between two steps.
+
+    A script that runs only as a TorchrunJob does not need it: see stopping() in `train`.
+    """
 
     def __init__(self):
         self.received = False
@@ -274,15 +277,17 @@ class Trainer:
             }
             path = save(self.args.checkpoint_dir, self.step, state)
             self.ranks.say(f"saved {path}")
+            if torchrun_progress:
+                torchrun_progress.checkpoint(self.step, path, complete=True)
         dist.barrier()
 
 
 def train(trainer: Trainer, stop: StopSignal) -> bool:
-    """Train to the last step, True, or until a rank gets SIGTERM, False."""
+    """Train to the last step, True, or until the ranks have to stop, False."""
     args, ranks = trainer.args, trainer.ranks
     since, tokens, rate = time.perf_counter(), 0, None
     while trainer.step < args.steps:
-        told_to_stop = trainer.advance(stop)
+        told_to_stop, told_to_save = trainer.advance(stop), False
         tokens += args.batch * args.context
         step, finished = trainer.step, trainer.step == args.steps
         if step == 1 or step % args.log_every == 0 or finished:
@@ -292,7 +297,11 @@ def train(trainer: Trainer, stop: StopSignal) -> bool:
         if torchrun_progress:
             speed = rate and rate / args.context
             torchrun_progress.report(step, args.steps, trainer.loss, samples_per_second=speed)
-        if step % args.checkpoint_every == 0 or finished or told_to_stop:
+            # Both are true on all ranks after the same step.
+            told_to_stop = torchrun_progress.stopping() is not None or told_to_stop
+            told_to_save = torchrun_progress.save_requested()
+        due = step % args.checkpoint_every == 0
+        if due or finished or told_to_stop or told_to_save:
             trainer.checkpoint()
         if told_to_stop and not finished:
             return False
@@ -335,7 +344,7 @@ def main() -> int:
     if finished:
         conclude(trainer)
     else:
-        ranks.say(f"stopped by SIGTERM after step {trainer.step}/{args.steps}")
+        ranks.say(f"stopped after step {trainer.step}/{args.steps}")
     dist.destroy_process_group()
     return 0 if finished else EXIT_SIGTERM
 
