@@ -63,7 +63,8 @@ if newest:
     step = int(newest.name.removeprefix("step-"))
     print(f"[rank {rank}] resumed after step {step}", flush=True)
 
-while step < args.steps:
+ends = step >= args.steps
+while not ends:
     epoch, done = divmod(step, len(loader))
     loader.set_epoch(epoch)
     for batch, targets in accelerator.skip_first_batches(loader, done):
@@ -73,11 +74,15 @@ while step < args.steps:
         optimizer.zero_grad()
         step += 1
         print(f"[rank {rank}] step {step} loss {loss.item():.4f}", flush=True)
+        is_due, ends = step % args.save_every == 0, step == args.steps
         if torchrun_progress:
             torchrun_progress.report(step=step, total=args.steps, loss=loss)
-        if step % args.save_every == 0 or step == args.steps:
+            # On all ranks at the same step.
+            ends = torchrun_progress.stopping() is not None or ends
+            is_due = is_due or torchrun_progress.save_requested()
+        if is_due or ends:
             save(step)
-        if step == args.steps:
+        if ends:
             break
 
 accelerator.end_training()

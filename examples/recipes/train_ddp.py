@@ -57,9 +57,12 @@ for step in range(start + 1, args.steps + 1):
     loss.backward()
     optimizer.step()
     print(f"[rank {rank}] step {step} loss {loss.item():.4f}", flush=True)
+    is_due, stops = step % args.save_every == 0 or step == args.steps, False
     if torchrun_progress:
         torchrun_progress.report(step=step, total=args.steps, loss=loss)
-    if step % args.save_every == 0 or step == args.steps:
+        stops = torchrun_progress.stopping() is not None  # on all ranks at the same step
+        is_due = is_due or stops or torchrun_progress.save_requested()
+    if is_due:
         if rank == 0:
             # The rename makes the checkpoint complete or absent, whenever the pod dies.
             partial = checkpoint.with_suffix(".partial")
@@ -69,5 +72,7 @@ for step in range(start + 1, args.steps + 1):
             if torchrun_progress:
                 torchrun_progress.checkpoint(step, checkpoint, complete=True)
         dist.barrier()
+    if stops:
+        break
 
 dist.destroy_process_group()

@@ -47,9 +47,17 @@ for step in range(start + 1, args.steps + 1):
     engine.backward(loss)
     engine.step()
     print(f"[rank {rank}] step {step} loss {loss.item():.4f}", flush=True)
+    is_due, stops = step % args.save_every == 0 or step == args.steps, False
     if torchrun_progress:
         torchrun_progress.report(step=step, total=args.steps, loss=loss)
-    if step % args.save_every == 0 or step == args.steps:
-        engine.save_checkpoint(str(checkpoints), client_state={"step": step})
+        stops = torchrun_progress.stopping() is not None  # on all ranks at the same step
+        is_due = is_due or stops or torchrun_progress.save_requested()
+    if is_due:
+        path = checkpoints / f"step-{step:08d}"
+        engine.save_checkpoint(str(checkpoints), tag=path.name, client_state={"step": step})
+        if torchrun_progress:
+            torchrun_progress.checkpoint(step, path)
+    if stops:
+        break
 
 deepspeed.comm.destroy_process_group()

@@ -82,12 +82,17 @@ while training.step < args.steps:
     loss.backward()
     training.optimizer.step()
     print(f"[rank {rank}] step {step} loss {loss.item():.4f}", flush=True)
+    is_due, stops = step % args.save_every == 0 or step == args.steps, False
     if torchrun_progress:
         torchrun_progress.report(step=step, total=args.steps, loss=loss)
-    if step % args.save_every == 0 or step == args.steps:
+        stops = torchrun_progress.stopping() is not None  # on all ranks at the same step
+        is_due = is_due or stops or torchrun_progress.save_requested()
+    if is_due:
         path = checkpoints / f"step-{step:08d}"
         dcp.save({"training": training}, checkpoint_id=path)
         if torchrun_progress:
             torchrun_progress.checkpoint(step, path)
+    if stops:
+        break
 
 dist.destroy_process_group()

@@ -20,6 +20,7 @@ except ImportError:
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1000)
+parser.add_argument("--save-every", type=int, default=100)
 args = parser.parse_args()
 
 checkpoints = Path(os.environ.get("TORCHRUN_CHECKPOINT_DIR", "/checkpoints")) / "lightning"
@@ -39,7 +40,7 @@ class Regression(lightning.LightningModule):
 
 
 class Progress(Callback):
-    """Report each step to Torchrun Controller."""
+    """Report steps and checkpoints to Torchrun Controller, and stop when a pod has to end."""
 
     def on_train_start(self, trainer, module):
         if trainer.global_step:
@@ -52,11 +53,16 @@ class Progress(Callback):
         print(f"[rank {trainer.global_rank}] step {step} loss {loss.item():.4f}", flush=True)
         if torchrun_progress:
             torchrun_progress.report(step=step, total=args.steps, loss=loss)
+            stops = torchrun_progress.stopping() is not None  # on all ranks at the same step
+            if stops or torchrun_progress.save_requested():
+                trainer.save_checkpoint(checkpoints / "last.ckpt")
+                torchrun_progress.checkpoint(step, checkpoints / "last.ckpt")
+            trainer.should_stop = stops
 
-    def on_train_epoch_start(self, trainer, module):
-        saved = trainer.checkpoint_callback.last_model_path  # after the epoch before
-        if torchrun_progress and saved:
-            torchrun_progress.checkpoint(trainer.global_step, saved)
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        step, saved = trainer.global_step, trainer.checkpoint_callback.last_model_path
+        if torchrun_progress and saved and step % args.save_every == 0:  # after the batch before
+            torchrun_progress.checkpoint(step, saved)
 
 
 torch.manual_seed(0)
@@ -68,8 +74,11 @@ trainer = lightning.Trainer(
     # torchrun sets both variables, so the sizes of the job apply.
     devices=int(os.environ["LOCAL_WORLD_SIZE"]),
     num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
-    # After each epoch. save_last keeps a copy that ckpt_path="last" finds.
-    callbacks=[ModelCheckpoint(checkpoints, save_last=True), Progress()],
+    callbacks=[
+        # save_last keeps a copy that ckpt_path="last" finds.
+        ModelCheckpoint(checkpoints, save_last=True, every_n_train_steps=args.save_every),
+        Progress(),
+    ],
     logger=False,
     enable_progress_bar=False,
 )

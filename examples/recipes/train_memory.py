@@ -84,15 +84,22 @@ for step in range(start + 1, args.steps + 1):
     loss.backward()
     optimizer.step()
     print(f"[rank {rank}] step {step} loss {loss.item():.4f}", flush=True)
+    is_due, stops = step % args.save_every == 0 or step == args.steps, False
     if torchrun_progress:
         torchrun_progress.report(step=step, total=args.steps, loss=loss)
+        stops = torchrun_progress.stopping() is not None  # on all ranks at the same step
+        is_due = is_due or stops or torchrun_progress.save_requested()
     if step % args.remember_every == 0 and os.environ["LOCAL_RANK"] == "0":
         save(memory / f"{step}.pt", step)
         for old in sorted(remembered())[:-2]:
             remembered()[old].unlink()
-    if step % args.save_every == 0 or step == args.steps:
+    if is_due:
         if rank == 0:
             save(durable, step)
+            if torchrun_progress:
+                torchrun_progress.checkpoint(step, durable, complete=True)
         dist.barrier()
+    if stops:
+        break
 
 dist.destroy_process_group()

@@ -50,6 +50,10 @@ class Progress(TrainerCallback):
         print(f"[rank {arguments.process_index}] step {state.global_step}", flush=True)
         if torchrun_progress:
             torchrun_progress.report(step=state.global_step, total=state.max_steps)
+            if torchrun_progress.stopping() is not None:  # on all ranks at the same step
+                control.should_save = control.should_training_stop = True
+            elif torchrun_progress.save_requested():
+                control.should_save = True
 
     def on_save(self, arguments, state, control, **objects):
         if torchrun_progress:

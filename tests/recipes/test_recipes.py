@@ -79,8 +79,7 @@ def started(
     memory = memory or folder / f"memory-{port}"
     command = [str(environment.interpreter()), "-m", "torch.distributed.run"]
     command += [str(RECIPES / f"train_{name}.py"), "--steps", str(steps)]
-    if name != "lightning":  # saves after each epoch
-        command += ["--save-every", str(SAVE_EVERY)]
+    command += ["--save-every", str(SAVE_EVERY)]
     agents: list[subprocess.Popen[str]] = []
     with ExitStack() as stack:
         for node in range(len(nodes)):
