@@ -75,7 +75,7 @@ def ask(seconds: float, job: str = "") -> Iterator[dict[str, object]]:
         yield _without_answer(REFUSED, _NO_RANKS)
         return
     last = before = _read(folder)
-    with open(os.path.join(folder, _REQUEST), "w"):
+    with suppress(OSError), open(os.path.join(folder, _REQUEST), "w"):
         pass
     began = shown = time.monotonic()
     while os.path.isdir(folder):
@@ -102,7 +102,9 @@ def _without_answer(state: str, why: str = "") -> dict[str, object]:
 def _find_folder(job: str) -> str:
     """The folder of reports of the command; of a run on one machine, that of node 0."""
     found = {
-        variable(tree[0].pid, NODE_RANK) or "0": folder for folder, tree in commands(job).items()
+        variable(tree[0].pid, NODE_RANK) or "0": folder
+        for folder, tree in commands(job).items()
+        if os.path.isdir(folder)  # not in a container, which has another /tmp
     }
     return found[min(found)] if found else ""
 
