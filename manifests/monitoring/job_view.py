@@ -1,4 +1,4 @@
-"""The dashboard of one job: its progress."""
+"""The dashboard of one job: its progress, and its last checkpoint."""
 
 from panels import Panel, Row, Variable, dashboard
 
@@ -11,14 +11,24 @@ def of(metric: str) -> str:
 
 
 PROGRESS = Row(
-    "Progress (jobs that call torchrun_progress.report; the controller needs --metrics-jobs=N)",
+    "Progress (jobs that call torchrun_progress; the controller needs --metrics-jobs=N)",
     (
-        Panel("Steps", "Completed steps.", ((of("step"), "done"),)),
+        Panel(
+            "Steps",
+            "Completed steps, and those that the last complete checkpoint contains.",
+            ((of("step"), "done"), (of("checkpoint_step"), "in the checkpoint")),
+        ),
         Panel("Loss", "Last reported loss.", ((of("loss"), "loss"),), decimals=3),
         Panel(
             "Samples per second",
             "Throughput of the whole job.",
             ((of("samples_per_second"), "samples per second"),),
+        ),
+        Panel(
+            "Age of the last checkpoint",
+            "A failure loses the work since then. kubectl torchrun checkpoint asks for a new one.",
+            ((f"time() - {of('checkpoint_timestamp_seconds')}", "age"),),
+            unit="s",
         ),
     ),
 )  # fmt: skip

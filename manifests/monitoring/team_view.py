@@ -211,6 +211,18 @@ TROUBLE = Row(
             (("max(torchrun_unfenced_workers)", "workers"),),
         ),
         Panel(
+            "Networks (all queues)",
+            "Nodes of running jobs by the network that NCCL uses. Socket is TCP.",
+            (("sum by (transport) (torchrun_network_nodes)", "{{transport}}"),),
+            stacked=True,
+        ),
+        Panel(
+            "Slow networks (all queues)",
+            "Running jobs with the condition SlowNetwork: their nodes use different networks, or "
+            "TCP although the pods request a faster device.",
+            (("max(torchrun_slow_network_jobs)", "jobs"),),
+        ),
+        Panel(
             "Jobs by phase (all queues)",
             "All jobs that exist, including finished ones.",
             (("sum by (phase) (torchrun_jobs)", "{{phase}}"),),

@@ -11,10 +11,10 @@ from torchrun_controller.metrics.registry import Metrics
 
 
 def test_the_rules_are_valid(promtool: Promtool, tmp_path: Path) -> None:
-    assert "22 rules found" in promtool("check", "rules", str(ALERTS))
+    assert "23 rules found" in promtool("check", "rules", str(ALERTS))
     short = tmp_path / "short.yaml"
     short.write_text(shortened())
-    assert "22 rules found" in promtool("check", "rules", str(short))
+    assert "23 rules found" in promtool("check", "rules", str(short))
 
 
 def test_every_query_of_the_dashboards_parses(promtool: Promtool, tmp_path: Path) -> None:

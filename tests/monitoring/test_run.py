@@ -73,7 +73,9 @@ def _nothing_fires_while_all_is_well(
     team.reaches("trains", "Running")
     pod = team.workers("trains")[0]
     values = {"totalSteps": 100, "loss": 2.75, "samplesPerSecond": 31.5}
-    assert reporter.send(token(team, pod), step=1, **values) == 204
+    _report(reporter, token(team, pod), step=1, **values)
+    checkpoint = {"step": 1, "path": "/checkpoints/1", "time": "2026-01-02T03:04:05.678901Z"}
+    _report(reporter, token(team, pod), checkpoints=[checkpoint])
     TOLD.update(namespace=team.name, torchrun_job="trains")
     eventually("one leader", lambda: prometheus.value("sum(torchrun_leader)") == 1)
     eventually("two replicas", lambda: prometheus.value("count(torchrun_leader)") == 2)
@@ -98,7 +100,13 @@ def _jobs_and_queues(prometheus: Prometheus, team: Team, reporter: Reporter) -> 
     prometheus.fires("TorchrunRestartStorm", kind="failure")
     # The status takes a step every ten seconds at most.
     pod = team.workers("trains")[0]
-    assert reporter.send(token(team, pod), step=50, totalSteps=100) == 204
+    _report(reporter, token(team, pod), step=50, totalSteps=100)
+    networks = [
+        {"transport": "IB", "device": "mlx5_0", "nodes": 1, "firstNode": 0},
+        {"transport": "Socket", "device": "eth0", "nodes": 1, "firstNode": 1},
+    ]
+    _report(reporter, token(team, pod), restartsInPlace={"network": networks})
+    prometheus.fires("TorchrunNetworkSlow")
     prometheus.fires("TorchrunJobsBlocked", reason="QueueNotFound")
     prometheus.fires("TorchrunJobsStuck", phase="Syncing")
     prometheus.fires("TorchrunQueueNotReady", queue="broken", reason="TemplateInvalid")
@@ -112,6 +120,11 @@ def _jobs_and_queues(prometheus: Prometheus, team: Team, reporter: Reporter) -> 
     eventually("bytes", lambda: prometheus.value("sum(torchrun_sync_bytes_sum)") == 5_000_000)
     hours = "sum(torchrun_queue_gpu_seconds_total)"
     eventually("GPU seconds", lambda: prometheus.value(hours) > 16)
+
+
+def _report(reporter: Reporter, secret: str, **values: object) -> None:
+    """Report, and again while the controller limits the reports of the pod."""
+    eventually(f"{values} is accepted", lambda: reporter.send(secret, **values) == 204)
 
 
 def _queue(team: Team, name: str, **spec: object) -> None:
