@@ -196,12 +196,15 @@ def measure_moment(space: Space, source: str, seconds: float, act: Callable[[], 
 
 
 def measure_deadline(space: Space, name: str) -> Sample:
-    """Let a job reach its deadline. The time of the request is not known."""
-    start_job(
-        space, name, "stopping", reliability={"activeDeadlineSeconds": random.randrange(12, 20)}
-    )
-    status = space.wait_phase(name, "TimedOut")
-    lost = read_step(space, name) - status.get("lastCheckpoint", {}).get("step", 0)
+    """Let a job reach its deadline, after it has trained. The time of the request is not known."""
+    seconds = random.randrange(30, 40)
+    start_job(space, name, "stopping", reliability={"activeDeadlineSeconds": seconds})
+    space.wait_phase(name, "TimedOut")
+    until(lambda: not live_pods(space, name), "the deadline ends the gang")
+    status = space.status(name)
+    step = read_step(space, name)
+    assert step, "the ranks have not trained before the deadline"
+    lost = step - status.get("lastCheckpoint", {}).get("step", 0)
     space.kubectl("delete", "torchrunjob", name)
     return Sample("deadline", lost, None)
 
