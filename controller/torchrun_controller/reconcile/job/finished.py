@@ -7,11 +7,10 @@ from msgspec.structs import replace
 from torchrun_api.kinds.job import TorchrunJob
 from torchrun_api.kinds.resources import TORCHRUN_JOBS
 from torchrun_api.kinds.status import TERMINAL, TorchrunJobStatus
-from torchrun_controller.reconcile.gang import checkpoints, cleanup, gang
+from torchrun_controller.reconcile.gang import checkpoints, cleanup, gang, headway
 from torchrun_controller.reconcile.gang.failures import choose_cause, find_root_cause
-from torchrun_controller.reconcile.gang.headway import NO_PROGRESS
 from torchrun_controller.reconcile.gang.state import failure_reason
-from torchrun_controller.reconcile.job import dependencies, refusals
+from torchrun_controller.reconcile.job import dependencies, progress, refusals
 from torchrun_controller.reconcile.job.assess import Assessment
 from torchrun_controller.reconcile.job.decisions import DecisionWrites
 from torchrun_controller.reconcile.job.status import count_beside_head, own_part
@@ -21,6 +20,7 @@ from torchrun_controller.reconcile.model.observed import Observed, ObservedGang,
 from torchrun_controller.reconcile.model.plan import Delete, Plan
 from torchrun_controller.reconcile.model.times import soonest, without_future_end
 from torchrun_controller.reconcile.pods import head_and_workers
+from torchrun_controller.reconcile.pods.lifecycle import alive
 from torchrun_controller.reconcile.spec.reliability import ResolvedReliability
 from torchrun_controller.reconcile.workspace.sync_pods import end_preparations
 
@@ -89,7 +89,7 @@ def _compose(
     job: TorchrunJob, gang: ObservedGang, refused: RefusedWrites, now: datetime
 ) -> TorchrunJobStatus:
     """Return the status of a finished job: with a better root cause, or a late suspension."""
-    status = _recount_workers(_refine_failure(job, gang), gang)
+    status = _show_last_report(_recount_workers(_refine_failure(job, gang), gang), gang, now)
     known = replace(gang, checkpoints=checkpoints.find_known(job.status, gang))
     status = checkpoints.record(status, job.status, known, now, is_running=False)
     late_suspension = (
@@ -109,18 +109,32 @@ def _compose(
     return own_part(replace(status, conditions=tuple(conditions)))
 
 
+def _show_last_report(
+    status: TorchrunJobStatus, gang: ObservedGang, now: datetime
+) -> TorchrunJobStatus:
+    """Return the status with the last progress: stopped ranks may report until they end."""
+    start = headway.ranks_start(status, gang, status.attempts)
+    last_report = progress.choose_progress(
+        status.progress, gang.progress, now, ranks_start=start, has_ended=True
+    )
+    return replace(status, progress=last_report)
+
+
 def _recount_workers(status: TorchrunJobStatus, gang: ObservedGang) -> TorchrunJobStatus:
-    """Return the status with the workers that still run after their head has succeeded.
+    """Return the status with the workers that run on, after their head or after a deadline.
 
     The cache of the pods may be older than that of the Jobs, and lack the head's success.
     """
     counts, gangs = status.workers, gang.child_jobs
-    is_settled = (
-        status.phase != "Succeeded"
-        or counts is None
-        or (counts.succeeded > 0 and not counts.running)
-    )
-    if is_settled or not gangs or not head_and_workers.has_head(gangs[-1]):
+    if counts is None or not gangs:
+        return status
+    if status.phase != "Succeeded":
+        if not counts.running or any(map(alive, gang.workers)):
+            return status
+        stopped = replace(counts, running=0, ready=0)
+        return replace(status, workers=stopped, workers_status=f"0/{status.num_nodes} ready")
+    is_settled = counts.succeeded > 0 and not counts.running
+    if is_settled or not head_and_workers.has_head(gangs[-1]):
         return status
     workers = count_beside_head(gang)
     summary = f"{workers.ready}/{head_and_workers.nodes_of(gangs[-1])} ready"
@@ -134,7 +148,8 @@ def _refine_failure(job: TorchrunJob, gang: ObservedGang) -> TorchrunJobStatus:
     failure = None if later is None else choose_cause(status.last_failure, later.details)
     if failure is None or failure == status.last_failure:
         return status
-    if status.reason == NO_PROGRESS:  # the cause of one failure does not say why the job ended
+    # The cause of one failure does not say why the job ended.
+    if status.reason == headway.NO_PROGRESS:
         return replace(status, last_failure=failure)
     why = failure_reason(failure)
     conditions = tuple(

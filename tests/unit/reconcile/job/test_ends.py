@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchrun_api.kinds.resources import CLAIMS, JOBS, PODS, SERVICES
+from torchrun_api.kinds.status import WorkersStatus
 from torchrun_controller.reconcile.gang.gate import REPEAT_SECONDS
 from world import ZIP, World, make_job, make_queue
 
@@ -172,8 +173,11 @@ def test_the_deadline_counts_running_time_only():
     assert world.phase == "TimedOut"
     assert [d.grace_seconds for d in plan.deletes] == [30], "time for a last checkpoint"
     assert "100 s" in world.job.status.message
+    assert world.job.status.workers == WorkersStatus(running=2)
     world.containers_stop()
     assert world.plan().deletes == ()
+    world.settle()
+    assert world.job.status.workers == WorkersStatus()
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,17 @@ def test_the_end_shows_the_last_report():
     assert world.job.status.progress.step == 100
 
 
+def test_ranks_that_stop_at_the_deadline_report_until_they_end():
+    world = running(nodes=1, activeDeadlineSeconds=100)
+    world.pass_time(seconds=100)
+    report_progress(world, report(50, world.now))
+    assert world.phase == "TimedOut"
+    world.pass_time(seconds=1)
+    report_progress(world, report(51, world.now))
+    assert world.job.status.progress is not None
+    assert world.job.status.progress.step == 51
+
+
 def test_progress_outlives_its_gang():
     world = running(nodes=1)
     report_progress(world, report(50, world.now))
