@@ -20,31 +20,10 @@ from .gang.checkpoints import (
     to_checkpoints,
 )
 from .output import timestamp
-from .supervise import StopRequest
 
 _REPEAT_SECONDS, _RETRY_SECONDS = 60.0, 10.0  # of a report that was accepted, and refused
 _SAVES = "checkpoint."  # files of rank/torchrun_progress.py
 _RESUME = "resume.json"
-
-
-class SaveWatch:
-    """A watchdog that tells the gang what the ranks of this node have saved. It stops nothing.
-
-    folder: of the files of the ranks. save: gets what they have saved so far in this round.
-    """
-
-    def __init__(self, folder: str, save: Callable[[tuple[Saved, ...]], None]) -> None:
-        self._folder = folder
-        self._save = save
-
-    def check(self) -> StopRequest | None:
-        """Look at the files. Call it about every second, and at the end of the command."""
-        if self._folder:
-            self._save(read_saves(self._folder))
-        return None
-
-    def on_stop(self, *, leaving: bool) -> None:
-        """Nothing to do: the ranks may still save."""
 
 
 def newest_of_round(folders: Iterable[str]) -> CompleteCheckpoint | None:

@@ -11,7 +11,7 @@ from typing import Mapping, NamedTuple
 
 from . import contract
 from .cause import PEER_FAILED, WAS_STOPPED, Cause
-from .checkpoints import CheckpointReporter, SaveWatch, write_resume_file
+from .checkpoints import CheckpointReporter, read_saves, write_resume_file
 from .command_end import (
     UNNOTICED_SECONDS,
     cause_of_agreement,
@@ -104,7 +104,6 @@ class Round:
         self._reports = make_reports_folder()
         self._streams = self._open_streams(copy)
         self._reporter = self._start_reporter(checkpoints)
-        self._saves = SaveWatch(self._reports, rounds.save)
         self._resume_file = ""
         self._memory = OomWatchdog()
         self._hang: HangWatchdog | None = None
@@ -126,7 +125,7 @@ class Round:
             self._network = NetworkWatch(rounds, self._network_log, self._report_again)
         watchdogs = (
             *(fence, _LeaveNotice(rounds), self._hang, self._memory),
-            *(self._world, self._network, self._saves),
+            *(self._world, self._network),
         )
         self._watchdogs: list[Watchdog] = [each for each in watchdogs if each is not None]
         # The order that ended the round, its time, and what ran then.
@@ -143,7 +142,7 @@ class Round:
         try:
             self._resume_file = write_resume_file(self._reports, start.checkpoint)
             command_exit = self._supervise(environment)
-            self._saves.check()  # ranks may save when they are asked to end
+            self._look_at_saves()
             if self._world:
                 self._world.check()
             if self._network:
@@ -177,6 +176,7 @@ class Round:
                 self._end_of_round,
                 self._look_at_background,
                 self._planned,
+                self._look_at_saves,
             )
         finally:
             if self._streams:
@@ -209,6 +209,11 @@ class Round:
         self._at_stop = running(os.getpid())
         say(f"stopping the ranks, because {describe_stop(self._stop)}")
         return min(self._settings.grace or _ROUND_GRACE, _ROUND_GRACE)
+
+    def _look_at_saves(self) -> None:
+        """Tell the gang what the ranks have saved. They may save when they are asked to end."""
+        if self._reports:
+            self._rounds.save(read_saves(self._reports))
 
     def _look_at_background(self) -> None:
         self._background = find_background(self._reports)

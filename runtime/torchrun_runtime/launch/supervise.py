@@ -134,6 +134,7 @@ def supervise(
     end_of_round: Callable[[], float | None] | None = None,
     on_success: Callable[[], None] | None = None,
     planned: Planned | None = None,
+    observe: Callable[[], None] | None = None,
 ) -> CommandExit:
     """Run a command to its end.
 
@@ -141,14 +142,15 @@ def supervise(
     end_of_round: called after each signal and ten times a second, returns the grace period with
     which to end the command for the next round, None to go on. on_success: called once the command
     has ended with 0, before what it has left is killed. planned: may hold back a signal, and end
-    the command by agreement. Raises LaunchError (CommandNotFound, CommandNotExecutable).
+    the command by agreement. observe: called about every second until the end, also while the
+    command is asked to end. Raises LaunchError (CommandNotFound, CommandNotExecutable).
 
     By priority: a stop in progress, or the request of a watchdog, then the end of the round.
     """
     adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     child = _start(command)
-    end = _await_end(child, grace, watchdogs, end_of_round, planned)
+    end = _await_end(child, grace, watchdogs, end_of_round, planned, observe)
     if on_success and not (end.status or end.stop or end.stop_request):
         on_success()
     _take_terminal(os.getpgrp(), child)
@@ -177,6 +179,7 @@ def _await_end(
     watchdogs: Sequence[Watchdog],
     end_of_round: Callable[[], float | None] | None,
     planned: Planned | None,
+    observe: Callable[[], None] | None,
 ) -> _End:
     """Wait until the command has ended, and end it when a signal or a part of the launcher asks."""
     stop: GracefulStop | None = None
@@ -202,13 +205,17 @@ def _await_end(
         status = ended if status is None else status
         if status is not None and not (stop and stop.awaits_orphans()):
             return _End(status, stop, stop_request, held)
+        is_due = time.monotonic() - last_check >= _IDLE - _POLL
+        if is_due:
+            last_check = time.monotonic()
+            if observe:
+                observe()
         if stop:
             stop.advance()
         elif stop_request is None and end_of_round and (round_grace := end_of_round()) is not None:
             _announce(watchdogs, leaving=False)
             stop = GracefulStop(signal.SIGTERM, round_grace, for_next_round=True)
-        elif stop_request is None and time.monotonic() - last_check >= _IDLE - _POLL:
-            last_check = time.monotonic()
+        elif stop_request is None and is_due:
             stop_request = _first_stop_request(watchdogs)
         if stop_request:
             # Parents before children: an agent must not see its ranks end and start them again.

@@ -341,3 +341,32 @@ def test_the_agent_of_ranks_that_end_for_the_next_round_gets_no_signal_but_sigki
         [sys.executable, path], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout == "True [b'ready', b'']\n"
+
+
+SAVES = """
+import os, signal, sys
+sys.path.insert(0, {runtime!r})
+from torchrun_runtime.launch.supervise import SupervisedCommand, supervise
+
+ends = "touch asked; until [ -e seen ]; do sleep 0.05; done; exit 3"
+command = f"trap '{{ends}}' TERM; touch runs; while :; do sleep 0.05; done"
+
+def observe():
+    if os.path.exists("asked"):
+        open("seen", "w").close()
+    elif os.path.exists("runs"):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+print(supervise(SupervisedCommand(["sh", "-c", command], os.environ), 1000.0, observe=observe).exit_code)
+"""
+
+
+def test_what_the_ranks_save_is_seen_before_a_command_that_was_asked_to_end_has_ended(
+    tmp_path: Path,
+) -> None:
+    script = SAVES.format(runtime=str(FOLDER.parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "3\n"
