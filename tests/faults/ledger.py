@@ -34,6 +34,10 @@ ADVICE = re.compile(
 )
 
 
+# The message of a launcher whose ranks stopped together because a pod had to end.
+STOPPED = re.compile('"reason": "(Peer)?Stopped"')
+
+
 class Ledger:
     """Watches a store; `report` is called with each violation."""
 
@@ -68,6 +72,10 @@ class Ledger:
     def note_failed_round(self, job: str) -> None:
         """Record a failure after which the ranks start again in the same pods."""
         self._failed_rounds[job] += 1
+
+    def failed_attempts(self, uid: str) -> set[int]:
+        """The attempts of a job in which a worker failed, by itself or while it was deleted."""
+        return {int(each) for each in self._failed[uid] | self._failed_while_terminating[uid]}
 
     # Changes
 
@@ -120,7 +128,8 @@ class Ledger:
     def _pod(self, pod: Body) -> None:
         """Record attempts in which a worker failed by itself.
 
-        The failure of a worker that is being deleted may count as one, or as its deletion.
+        The failure of a worker that is being deleted may count as one, or as its deletion. A
+        planned stop is none.
         """
         meta, status = pod["metadata"], pod["status"]
         if status["phase"] != "Failed" or status.get("reason") == "Evicted" or not is_worker(pod):
@@ -128,7 +137,7 @@ class Ledger:
         is_terminating = "deletionTimestamp" in meta
         failed = self._failed_while_terminating if is_terminating else self._failed
         ends = [each["state"].get("terminated", {}) for each in status.get("containerStatuses", ())]
-        if any(end.get("exitCode") for end in ends):
+        if any(end.get("exitCode") and not STOPPED.search(end.get("message", "")) for end in ends):
             failed[self.usage.job_of(pod)].add(meta["labels"][names.ATTEMPT_LABEL])
 
     def _note_overcharge(self, name: str, job: Body, living: int) -> None:

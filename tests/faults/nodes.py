@@ -58,6 +58,9 @@ class Nodes(Actor):
         self.alone = False
         # Workers that are deleted from the API, but whose containers may still run.
         self.unseen: list[Body] = []
+        # What else happens at the start of the work of a pod, and the end that it has.
+        self.begins: Callable[[Body], None] = lambda pod: None
+        self.ends: Callable[[Body, End], End] = lambda pod, end: end
         self._script = script
         self._working: set[str] = set()  # UIDs of pods whose containers have started their work
         self._silent: set[str] = set()  # nodes with a silent kubelet
@@ -226,6 +229,10 @@ class Nodes(Actor):
             pod, "Running", running, conditions=[*pod["status"].get("conditions", ()), ready]
         )
 
+    def reaches(self, pod: Body) -> bool:
+        """Whether the machine of the pod is not lost."""
+        return pod["spec"].get("nodeName") not in self._silent
+
     def _misses(self, pod: Body, look: Callable[[str], None]) -> bool:
         """Whether the kubelet of the pod is silent. It acts after its return."""
         silent = pod["spec"].get("nodeName") in self._silent
@@ -245,6 +252,7 @@ class Nodes(Actor):
             return
         uid = pod["metadata"]["uid"]
         self._working.add(uid)
+        self.begins(pod)
         end = self._script(pod)
         if end is not None:
             self._loop.call_later(end.seconds, self.end, uid, end)
@@ -270,6 +278,7 @@ class Nodes(Actor):
         pod = self.find(PODS, uid)
         if pod is None or is_over(pod) or self._misses(pod, lambda uid: self.end(uid, end)):
             return
+        end = self.ends(pod, end)
         terminated = {"exitCode": end.exit_code, "message": end.message, "finishedAt": self.time()}
         phase = "Failed" if end.exit_code else "Succeeded"
         if end.container:

@@ -19,6 +19,7 @@ from faults.cluster import (
     owners,
 )
 from faults.ledger import Ledger
+from faults.saves import Saves
 from faults.store import Change, Resource, Store
 from gates import has_start, may_train
 from torchrun_api import names
@@ -28,6 +29,7 @@ LEASES: Resource = ("coordination.k8s.io/v1", "leases")
 EVENTS: Resource = ("v1", "events")
 KAI_QUEUES: Resource = ("scheduling.run.ai/v2", "queues")
 LEASE = ("system", "torchrun-controller")
+NO_PROGRESS, IDLE_ATTEMPTS = "NoProgress", 3  # the default of maxAttemptsWithoutProgress
 
 # Fields that differ between runs without meaning.
 _VARIES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z|uid-\d+")
@@ -59,6 +61,7 @@ class Oracle:
     ) -> None:
         self.wrong: list[str] = []
         self.ledger = Ledger(store, now, self._report)
+        self.saves = Saves(store, self._report)
         # Workers that are deleted from the API, but whose containers may still run.
         self.unseen: Callable[[], list[Body]] = list
         self._store = store
@@ -78,6 +81,7 @@ class Oracle:
         elif change.resource == TORCHRUN_JOBS and change.old is not None:
             self._absorbs(change.old, change.body)
             self._finds_peers(change.old, change.body)
+            self._gives_up(change.old, change.body)
 
     def _written(self, change: Change) -> None:
         """Check that only the lease holder writes, and no objects of others."""
@@ -182,6 +186,18 @@ class Oracle:
         service = self._store.get(SERVICES, (meta["namespace"], meta["name"]))
         if service is None or meta["uid"] not in owners(service.body):
             self._report(f"{meta['name']} is Running without its Service")
+
+    def _gives_up(self, old: Body, new: Body) -> None:
+        """Check that NoProgress follows enough failures without a newer checkpoint."""
+        reasons = [body.get("status", {}).get("reason") for body in (old, new)]
+        if reasons[0] == NO_PROGRESS or reasons[1] != NO_PROGRESS:
+            return
+        uid, reliability = new["metadata"]["uid"], new["spec"].get("reliability", {})
+        useful = max((save.attempt for save in self.saves.known(uid)), default=-1)
+        idle = [number for number in self.ledger.failed_attempts(uid) if number > useful]
+        if len(idle) < (limit := reliability.get("maxAttemptsWithoutProgress", IDLE_ATTEMPTS)):
+            name = new["metadata"]["name"]
+            self._report(f"{name} gives up after {len(idle)} failures in vain of {limit}")
 
     def _report(self, what: str) -> None:
         self.wrong.append(what)

@@ -9,6 +9,8 @@ from faults import campaign
 from faults.scenarios import SCENARIOS
 
 POINTS = {
+    "planned stops": 185,
+    "no progress": 250,
     "node stays lost": 84,
     "node returns": 110,
     "node off": 106,

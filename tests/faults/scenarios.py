@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterator
 
 from bodies import Body
-from faults import scenarios_nodes, scenarios_queues, scenarios_workspace
+from faults import scenarios_checkpoints, scenarios_nodes, scenarios_queues, scenarios_workspace
 from faults.cluster import PODS, SERVICES, TORCHRUN_JOBS, TORCHRUN_QUEUES
 from faults.scripts import first_gang_fails, first_gang_fails_late, first_gang_stays, serves, well
 from faults.simulation import NAMESPACE, Scenario, Simulation
@@ -161,6 +161,7 @@ COSCHEDULING = (("scheduling.x-k8s.io/v1alpha1", "podgroups"),)
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
+        *scenarios_checkpoints.SCENARIOS,
         *scenarios_nodes.SCENARIOS,
         *scenarios_queues.SCENARIOS,
         *scenarios_workspace.SCENARIOS,

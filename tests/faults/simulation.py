@@ -12,6 +12,7 @@ import virtual_time
 from bodies import Body
 from faults import oracle
 from faults.api_server import ApiServer
+from faults.checkpoints import Checkpoints
 from faults.cluster import (
     JOBS,
     PODS,
@@ -56,6 +57,7 @@ class Scenario(Struct, frozen=True):
     play: Callable[["Simulation"], Awaitable[None]]
     script: Script
     replicas: int = 1
+    saves: bool = False  # whether the ranks save checkpoints
     installed: tuple[Resource, ...] = ()
     renumbered: bool = False
     varies: tuple[
@@ -105,6 +107,8 @@ class Simulation:
         PodCollector(self.server, self.now, "pod-garbage-collector")
         self.nodes = Nodes(self.server, self.now, scenario.script)
         self.launchers = Launchers(self.store, self.now, self._leader)
+        if scenario.saves:
+            Checkpoints(self.nodes, self.oracle.saves, self.now, self._leader)
         self.oracle.unseen = lambda: self.nodes.unseen
         self._scenario = scenario
         self._wanted = wanted

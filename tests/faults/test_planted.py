@@ -16,8 +16,8 @@ from torchrun_controller.cache.expectations import Expectations
 from torchrun_controller.controllers import live_reads
 from torchrun_controller.leader.election import Election
 from torchrun_controller.reconcile.admission.quota import RESOURCES, QueueQuota, Usage
-from torchrun_controller.reconcile.gang import fence, gang, gate, state
-from torchrun_controller.reconcile.gang.restarts import Counts
+from torchrun_controller.reconcile.gang import checkpoints, fence, gang, gate, headway, state
+from torchrun_controller.reconcile.gang.restarts import Counts, FailureAction
 from torchrun_controller.reconcile.job import dependencies, steps
 from torchrun_controller.reconcile.job.running import service_refused
 from torchrun_controller.reconcile.model.conditions import Reason
@@ -26,6 +26,7 @@ from torchrun_controller.reconcile.workspace import preparation
 from torchrun_controller.reconcile.workspace.helper_pods import SyncState, WorkspaceStep
 from torchrun_controller.watch.watcher import Watcher
 from torchrun_controller.workqueue import WorkQueue
+from torchrun_runtime.launch.gang import checkpoints as ledger
 
 
 def owner_check_is_dropped(plant: pytest.MonkeyPatch) -> None:
@@ -123,6 +124,29 @@ def the_number_of_an_attempt_comes_again(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(gang, "next_attempt", lambda job, *_: max(job.status.attempt, 1))
 
 
+def a_new_gang_gets_no_checkpoints(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(checkpoints, "annotate", lambda known: {})
+
+
+def an_older_checkpoint_replaces_a_newer_one(plant: pytest.MonkeyPatch) -> None:
+    # A new process does not read those in the status, and gets the others again from pods.
+    plant.setattr(checkpoints, "_in_status", lambda status: ())
+
+
+def a_part_of_a_checkpoint_suffices(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(ledger, "_is_of_all", lambda *_: True)
+
+
+def planned_stops_are_counted(plant: pytest.MonkeyPatch) -> None:
+    original = Counts.after
+    plant.setattr(Counts, "after", lambda self, action: original(self, FailureAction.RESTART))
+
+
+def the_job_gives_up_one_attempt_too_early(plant: pytest.MonkeyPatch) -> None:
+    original = headway.find_stagnation
+    plant.setattr(headway, "find_stagnation", lambda job, ends, n: original(job, ends, n - 1))
+
+
 def a_lease_is_taken_early(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(Election, "_free_at", lambda self: -math.inf)
 
@@ -161,6 +185,11 @@ PLANTED: list[tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = [
     (lost_nodes_are_trusted, "node returns", "dropped"),
     (suspensions_are_trusted, "suspended", "dropped"),
     (the_number_of_an_attempt_comes_again, "restart", "dropped"),
+    (a_new_gang_gets_no_checkpoints, "planned stops", "dropped"),
+    (an_older_checkpoint_replaces_a_newer_one, "planned stops", "crash-after-commit"),
+    (a_part_of_a_checkpoint_suffices, "planned stops", "dropped"),
+    (planned_stops_are_counted, "planned stops", "dropped"),
+    (the_job_gives_up_one_attempt_too_early, "no progress", "dropped"),
     (a_lease_is_taken_early, "leader", "dropped"),
     (writes_need_no_lease, "leader", "lease-alone"),
     (changes_during_a_reconcile_are_lost, "success", "late"),
@@ -177,6 +206,11 @@ REPORTED = {
     gangs_run_without_their_service: "is Running without its Service",
     lost_nodes_are_trusted: "more than one gang that trains",
     suspensions_are_trusted: "pods of node 1 that may train",
+    a_new_gang_gets_no_checkpoints: "resumes from save -1 and not from",
+    an_older_checkpoint_replaces_a_newer_one: "shows save",
+    a_part_of_a_checkpoint_suffices: "which is not complete",
+    planned_stops_are_counted: "counts 1 of 0 failures",
+    the_job_gives_up_one_attempt_too_early: "gives up after 1 failures in vain of 2",
     a_lease_is_taken_early: "NotLeader",
 }
 
