@@ -7,6 +7,7 @@ nothing to do.
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -114,8 +115,11 @@ def play(steps: Sequence[Step], strikes: Strikes) -> list[str]:
             Scenario("history", history.play, serves, replicas=2, exact=False), plan
         )
         await simulation.run()
-        # Two faults of the lease may lose it, which must end the process.
-        return [each for each in simulation.oracle.wrong if "NotLeader" not in each]
+        # Two faults of the lease may lose it, which must end the process. With a clock that is
+        # ahead, a machine whose return is not seen is lost at once, and its sync pod is replaced.
+        excused = ("NotLeader", *(("more than one sync pod",) if plan.skew > timedelta() else ()))
+        wrong = simulation.oracle.wrong
+        return [each for each in wrong if not any(excuse in each for excuse in excused)]
 
     with surroundings():
         return virtual_time.run(run())
