@@ -276,7 +276,9 @@ class Informer(Generic[T]):
         self._wake_waiters()
         for number, change in enumerate(changes, start=1):
             self._notify(change, initial=True)
-            if number % _BATCH == 0:
+            # The deletions come first, and together: nobody may see the store without a pod before
+            # the pod is known to have vanished.
+            if number % _BATCH == 0 and change.new is not None:
                 await anyio.lowlevel.checkpoint()
         self.is_reporting_list = False
         self._observer.synced(self.kind.resource, len(list_.objects))

@@ -12,11 +12,12 @@ from garbled import GARBLED
 from informing import PATIENCE, Play, added, breaks, gives, informing, refuses, running, sends
 from scripted_server import connection, serving, streamed
 from torchrun_api.kinds.core import Pod
+from torchrun_api.kinds.meta import ChildMeta
 from torchrun_api.kinds.resources import PODS
 from torchrun_controller.cache.informer import Informer
 from torchrun_controller.cache.store import Change, Store
 from torchrun_controller.client import Disconnected, Transport
-from torchrun_controller.watch import Timings, Upserted, Watcher
+from torchrun_controller.watch import Synced, Timings, Upserted, Watcher
 from torchrun_controller.watch.codec import Codec
 
 
@@ -354,6 +355,26 @@ async def test_the_observer_is_optional() -> None:
         async with running(informer):
             assert await informer.wait_for(12, PATIENCE)
         assert len(informer.store) == 1
+
+
+async def test_nobody_sees_a_store_without_pods_that_are_not_known_to_have_vanished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchrun_controller.cache.informer._BATCH", 1)
+    changes: list[str] = []
+    informer = Informer(
+        Watcher(PODS, random),
+        cast("Transport", None),
+        Store(),
+        lambda change, initial: changes.append(change.object.metadata.name),
+    )
+    pods = [Pod(metadata=ChildMeta(namespace="ml", name=name)) for name in ("a", "b", "c")]
+    await informer.take([Synced(pods, 5)])
+    changes.clear()
+    taken = asyncio.create_task(informer.take([Synced(pods[2:], 9)]))
+    await asyncio.sleep(0)  # until the informer lets others run
+    assert (len(informer.store), changes[:2]) == (1, ["a", "b"])
+    await taken
 
 
 async def test_a_changed_pod_shares_its_annotations_with_its_last_state() -> None:
