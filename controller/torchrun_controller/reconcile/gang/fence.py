@@ -106,7 +106,7 @@ def unfenced_workers(
     return tuple(
         worker
         for worker in (*recorded, *sorted(unrecorded, key=_order))
-        if not _is_released(gang, cluster_nodes, worker, now, release_delay, machines_off)
+        if not _is_released(job, gang, cluster_nodes, worker, now, release_delay, machines_off)
         if not any(has_worker(order, worker) for order in executed_orders)
     )
 
@@ -206,7 +206,7 @@ def _find_workers(
     may_train = _training(job, gang)
 
     def worker(pod: Pod, since: datetime) -> UnfencedWorker:
-        attempt = None if of_earlier_job(job, gang, pod) else attempt_of(pod)
+        attempt = _attempt_in_job(job, gang, pod)
         return UnfencedWorker(
             attempt=attempt, index=index_of(pod), node=pod.spec.node_name, since=since
         )
@@ -269,7 +269,13 @@ def of_earlier_job(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> bool:
     return pod_created is not None and job_created is not None and pod_created <= job_created
 
 
+def _attempt_in_job(job: TorchrunJob, gang: ObservedGang, pod: Pod) -> int | None:
+    """Return the attempt of the pod; None if it may belong to an earlier job of the same name."""
+    return None if of_earlier_job(job, gang, pod) else attempt_of(pod)
+
+
 def _is_released(
+    job: TorchrunJob,
     gang: ObservedGang,
     cluster_nodes: Mapping[str, Node] | None,
     worker: UnfencedWorker,
@@ -290,7 +296,7 @@ def _is_released(
     if nodes.is_out_of_service(node):
         return True
     since = _ready_since(cluster_nodes, worker)
-    return since is not None and (_has_pod(gang, worker) or now - since >= release_delay)
+    return since is not None and (_has_pod(job, gang, worker) or now - since >= release_delay)
 
 
 def _executed_orders(gang: ObservedGang) -> set[str]:
@@ -329,12 +335,12 @@ def _ready_since(
     return max(ready.last_transition_time, worker.since or ready.last_transition_time)
 
 
-def _has_pod(gang: ObservedGang, worker: UnfencedWorker) -> bool:
+def _has_pod(job: TorchrunJob, gang: ObservedGang, worker: UnfencedWorker) -> bool:
     """Whether the pod of the worker exists, so that its kubelet will report its end."""
     return any(
         index_of(pod) == worker.index
         and pod.spec.node_name == worker.node
-        and (worker.attempt is None or attempt_of(pod) == worker.attempt)
+        and _attempt_in_job(job, gang, pod) == worker.attempt
         for pod in gang.pods
         if state_of(pod) is not PodState.COLLECTED
     )

@@ -287,14 +287,19 @@ def test_a_returned_node_whose_clock_is_ahead_gets_no_less_time():
     assert started(world) == {"1"}
 
 
-def test_a_pod_of_the_next_attempt_says_nothing_about_an_earlier_worker():
+@pytest.mark.parametrize("attempt", [0, None])  # None: of an earlier job
+def test_a_pod_of_the_next_attempt_says_nothing_about_an_earlier_worker(attempt: int | None):
     """The returned node has the new pod, and may still run the old one."""
     world = replaced()
-    world.vanish("train-1-abcde")
+    (worker,) = world.job.status.unfenced
+    status = replace(world.job.status, unfenced=(replace(worker, attempt=attempt),))
+    world.job = replace(world.job, status=status)
+    del world.objects[PODS.plural, "train-1-abcde"]
     world.place(world.workers()[1].metadata.name, "node-1")
     world.node("node-1")
     world.settle()
-    assert [(w.attempt, w.index, w.node) for w in world.job.status.unfenced] == [(0, 1, "node-1")]
+    unfenced = [(w.attempt, w.index, w.node) for w in world.job.status.unfenced]
+    assert unfenced == [(attempt, 1, "node-1")]
     assert started(world) == {""}
 
 
