@@ -11,7 +11,7 @@ from torchrun_api import names
 SHORT, LONG = 5.0, 13.0  # seconds of a gang without a checkpoint, and with one
 # A gang saves more if a fault delays its end. The Jobs and pods have the checkpoints as well.
 VARIES = ("attempts", "lastCheckpoint", "earlierCheckpoints", "lastFailure")
-ENDED = ("message", "Failed", "workers", "workersStatus", "Scheduled")
+ENDED = ("message", "Failed", "workers", "workersStatus", "Scheduled", "unfenced")
 
 
 async def planned_stops(world: Simulation) -> None:
