@@ -14,7 +14,7 @@ from torchrun_controller.reconcile.model.plan import Apply
 from world import ZIP, World, make_job, make_queue
 
 DEFAULTS = Defaults(
-    runtime_image="registry.example.com/torchrun-controller:0.1.0",
+    runtime_image="registry.example.com/torchrun-controller:0.0.0",
     progress_url="http://torchrun-controller.torchrun-system.svc:8081",
 )
 UID = "1f0d8a8e-1111-4222-8333-000000000001"
