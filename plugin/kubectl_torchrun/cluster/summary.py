@@ -29,7 +29,7 @@ def status_lines(job: JobSlice) -> list[str]:
         and condition.reason != status.reason
     ]
     if status.network:
-        lines.append(f"  NCCL uses {', '.join(map(_describe_network, status.network))}")
+        lines.append(f"  NCCL uses {', '.join(map(describe_network, status.network))}")
     if status.last_checkpoint is not None:
         lines.append(f"  last checkpoint: {describe_checkpoint(status.last_checkpoint)}")
     if status.attempts:
@@ -41,7 +41,8 @@ def status_lines(job: JobSlice) -> list[str]:
     return [part for line in lines for part in line.replace("\n", "\n    ").split("\n")]
 
 
-def _describe_network(use: NetworkSlice) -> str:
+def describe_network(use: NetworkSlice) -> str:
+    """Transport and device, and on how many nodes."""
     name = f"{use.transport} over {use.device}" if use.device else use.transport
     return f"{name} on {use.nodes} {'node' if use.nodes == 1 else 'nodes'}"
 

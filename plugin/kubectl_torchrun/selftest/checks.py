@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
-from kubectl_torchrun.selftest.facts import SAVED_STEP, JobRecord, RankFact, plain, word
+from kubectl_torchrun.cluster.summary import describe_network
+from kubectl_torchrun.selftest.facts import SAVED_STEP, JobRecord, RankFact, known_reason, plain
 from kubectl_torchrun.text import human
 
 Verdict = Literal["passed", "failed", "skipped"]
@@ -112,15 +113,11 @@ def _transport(run: JobRecord) -> Judgement:
         return Judgement(seen=f"{plain(versions.backend)} over TCP")
     if nodes < 2:
         return Judgement(skipped="one node has no network between its ranks")
-    seen = ", ".join(
-        f"{plain(use.transport)}{f' over {plain(use.device)}' if use.device else ''}"
-        f" on {use.nodes} nodes"
-        for use in run.network
-    )
+    seen = ", ".join(plain(describe_network(use)) or "an unknown one" for use in run.network)
     known = sum(use.nodes for use in run.network)
     faults = [f"the network of {nodes - known} of {nodes} nodes is unknown"] * (known != nodes)
     if run.slow:
-        faults.append(f"SlowNetwork is True: {word(run.slow)}")
+        faults.append(f"SlowNetwork is True: {known_reason(run.slow)}")
     return Judgement(faults, seen)
 
 
@@ -169,7 +166,7 @@ def _delete(run: JobRecord) -> Judgement:
 def _hang(run: JobRecord) -> Judgement:
     again, failure = run.second_start(), run.status.last_failure
     faults = [*_failures(run), *_resume_faults(again, SAVED_STEP)]
-    reason = word(failure.reason) if failure else "none"
+    reason = known_reason(failure.reason) if failure else "none"
     if reason != "Hung":
         faults.append(f"the reason of the failure is {reason}")
     if run.still != {run.odd}:
@@ -200,7 +197,8 @@ def _failures(run: JobRecord) -> list[str]:
         return []
     if reason == "TorchMissing":
         return [_TORCH_MISSING]
-    now = f"the job is {word(phase or 'New')}" + (f" ({word(reason)})" if reason else "")
+    because = f" ({known_reason(reason)})" if reason else ""
+    now = f"the job is {known_reason(phase or 'New')}{because}"
     return [f"{run.why}: {now}" if run.why else now]
 
 

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"\d+\.\d+\.\d+\.\d+")
 
 
 class RankFact(msgspec.Struct, frozen=True):
-    """A fact that a rank has told, as `tell` of workspace/train.py writes it.
+    """A fact that a rank has told, as `print_fact` of workspace/train.py writes it.
 
     time: of the rank's machine. at: when this program read the line, in seconds of its clock. step:
     that of the checkpoint in `start`. free: bytes of GPU memory. seconds: of one all-reduce.
@@ -111,7 +111,7 @@ def parse_event(line: bytes, at: float) -> tuple[RankFact | None, RankVersions |
         return None, None
 
 
-def word(reason: str) -> str:
+def known_reason(reason: str) -> str:
     """A reason of the API, which is one word. Other text may have names of the cluster."""
     return reason if _WORD.fullmatch(reason) else "an unknown reason"
 

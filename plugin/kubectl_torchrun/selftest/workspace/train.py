@@ -34,7 +34,7 @@ SIZE_SECONDS, LONGEST_SECONDS = 1.0, 8.0  # of all repeats, and of one all-reduc
 BALLAST = 1 << 30  # bytes of GPU memory that a rank holds when one is killed
 
 
-def tell(kind: str, **facts: object) -> None:
+def print_fact(kind: str, **facts: object) -> None:
     """Print a fact in one write, because the ranks of a node share a pipe."""
     where = {"rank": RANK, "attempt": ATTEMPT, "round": ROUND, "time": time.time()}
     line = json.dumps({"kind": kind, **where, **facts})
@@ -51,11 +51,11 @@ def driver() -> str | None:
     return found and found[1]
 
 
-def tell_versions(device: torch.device) -> None:
+def print_versions(device: torch.device) -> None:
     """Versions and hardware, as rank 0 sees them."""
     on_gpu = device.type == "cuda"
     gpu = torch.cuda.get_device_properties(device) if on_gpu else None
-    tell(
+    print_fact(
         "versions",
         world=WORLD,
         backend=dist.get_backend(),
@@ -105,7 +105,7 @@ def measure_bandwidth(device: torch.device) -> None:
         repeats = int(SIZE_SECONDS / max(time_all_reduce(tensor, 1), 1e-6))
         seconds = time_all_reduce(tensor, min(max(repeats, 1), 200))
         if RANK == 0:
-            tell("bandwidth", bytes=size, seconds=seconds, correct=all_right)
+            print_fact("bandwidth", bytes=size, seconds=seconds, correct=all_right)
         size *= FACTOR
 
 
@@ -123,7 +123,7 @@ def save(step: int) -> None:
     dist.barrier()
     torchrun_progress.checkpoint(step, path)
     if RANK == 0:
-        tell("saved", step=step, files=bool(folder))
+        print_fact("saved", step=step, files=bool(folder))
 
 
 def check_saved(step: int, path: str) -> None:
@@ -141,9 +141,9 @@ def stand_still() -> None:
 def break_down(check: str) -> None:
     """What the check is about. A deleted pod and a suspension come from the plugin."""
     if check in ("delete", "stop") and RANK == 0:
-        tell("ready")
+        print_fact("ready")
     if check in ("kill", "hang") and ODD:
-        tell("breaks")
+        print_fact("breaks")
         if check == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         stand_still()
@@ -157,7 +157,7 @@ def train(check: str, device: torch.device) -> None:
     if last:
         check_saved(last.step, last.path)
     step = start = last.step if last else 0
-    tell("start", step=step, free=free)
+    print_fact("start", step=step, free=free)
     held = BALLAST if on_gpu and check == "kill" else 0
     ballast = torch.empty(held, dtype=torch.uint8, device=device)
     while IS_FIRST or step < start + LAST_STEPS:
@@ -168,11 +168,11 @@ def train(check: str, device: torch.device) -> None:
         time.sleep(STEP_SECONDS)
         step += 1
         if step == start + 1:
-            tell("step", step=step)
+            print_fact("step", step=step)
         torchrun_progress.report(step=step)
         if check == "stop" and torchrun_progress.stopping() is not None:
             save(step)
-            tell("stopped", step=step)
+            print_fact("stopped", step=step)
             return
         if IS_FIRST and step == SAVED_STEP and check != "stop":
             save(step)
@@ -196,9 +196,9 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group(backend, timeout=timedelta(minutes=3))
     if RANK == 0:
-        tell_versions(device)
+        print_versions(device)
     if check == "bandwidth":
-        tell("start", step=0)
+        print_fact("start", step=0)
         measure_bandwidth(device)
     else:
         train(check, device)
