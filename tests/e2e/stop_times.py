@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
+from bodies import Body
 from e2e.manifests import job, queue
 from e2e.space import Space, until
 from torchrun_api import names
@@ -25,6 +26,8 @@ JOB = "train"
 QUEUE = "torch"
 EVERY = 50
 _RESOURCES: JsonObject = {"cpus": "250m", "memory": "1500Mi"}
+_VOLUME: JsonObject = {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}
+_MOUNT: JsonObject = {"name": "shared", "mountPath": "/shared"}
 _LEAVING = "cloud.google.com/impending-node-termination"
 
 _SCRIPT = """
@@ -113,16 +116,15 @@ def prepare(space: Space) -> None:
         "image": space.cluster.controller,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python3", "-c", "import time; time.sleep(10**6)"],
-        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+        "volumeMounts": [_MOUNT],
     }
-    volume: JsonObject = {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}
     reader: JsonObject = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": "reader"},
         "spec": {
             "containers": [container],
-            "volumes": [volume],
+            "volumes": [_VOLUME],
             "terminationGracePeriodSeconds": 0,
         },
     }
@@ -132,10 +134,9 @@ def prepare(space: Space) -> None:
 
 def start_job(space: Space, name: str, how: str, **spec: JsonValue) -> None:
     """Start two nodes that train for ever. how: "stopping", or "signal" without planned stops."""
-    volume: JsonObject = {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}
     volumes: JsonObject = {
-        "additionalVolumes": [volume],
-        "additionalMounts": [{"name": "shared", "mountPath": "/shared"}],
+        "additionalVolumes": [_VOLUME],
+        "additionalMounts": [_MOUNT],
     }
     settings: JsonObject = {
         "launcher": "torchrun",
@@ -218,13 +219,18 @@ def wait_steps(space: Space, name: str, steps: int) -> None:
 
 def live_pods(space: Space, name: str, *phases: str) -> set[str]:
     """The pods of a job whose ranks may run, or those in the phases, by UID."""
-    labels = f"{names.JOB_LABEL}={name},{names.COMPONENT_LABEL}={names.WORKER}"
-    pods = space.api.get(PODS.path(space.name), params={"labelSelector": labels}).json()["items"]
     return {
         pod["metadata"]["uid"]
-        for pod in pods
+        for pod in _workers(space, name)
         if pod["status"]["phase"] in (phases or ("Pending", "Running"))
     }
+
+
+def _workers(space: Space, name: str) -> list[Body]:
+    labels = f"{names.JOB_LABEL}={name},{names.COMPONENT_LABEL}={names.WORKER}"
+    response = space.api.get(PODS.path(space.name), params={"labelSelector": labels})
+    pods: list[Body] = response.json()["items"]
+    return pods
 
 
 def _patch(space: Space, name: str, spec: JsonObject) -> None:
@@ -262,11 +268,7 @@ def drain_of(local: LocalCluster) -> Request:
 
     @contextmanager
     def drain(space: Space, name: str) -> Iterator[None]:
-        labels = f"{names.JOB_LABEL}={name},{names.COMPONENT_LABEL}={names.WORKER}"
-        pods = space.api.get(PODS.path(space.name), params={"labelSelector": labels}).json()[
-            "items"
-        ]
-        machine = pods[0]["spec"]["nodeName"]
+        machine = _workers(space, name)[0]["spec"]["nodeName"]
         space.kubectl("taint", "node", machine, f"{_LEAVING}=:NoSchedule")
         try:
             yield

@@ -84,7 +84,7 @@ class Checkpoints(Actor):
         gang = _Gang(meta["uid"], uid, attempt_of(pod), world, step, ledger, ledger.newest)
         self._gangs[job["metadata"]["uid"]] = gang
         self._loop.call_later(SAVE, self._save, gang)
-        self._loop.call_later(LOOK, self._tell, gang)
+        self._loop.call_later(LOOK, self._report_saves, gang)
 
     # The ranks
 
@@ -152,12 +152,12 @@ class Checkpoints(Actor):
 
     # The launcher of node 0
 
-    def _tell(self, gang: _Gang) -> None:
+    def _report_saves(self, gang: _Gang) -> None:
         newest = gang.ledger.newest
         if self._trains(gang):
             if newest and (newest != gang.sent or self._loop.time() >= gang.next_report):
                 self._send(gang)
-            self._loop.call_later(LOOK, self._tell, gang)
+            self._loop.call_later(LOOK, self._report_saves, gang)
 
     def _send(self, gang: _Gang) -> None:
         """Report as to the endpoint of the controller, without HTTP and tokens."""

@@ -17,7 +17,14 @@ import pytest
 
 from gpu.machine import PYTHON, missing
 from torchrun_runtime.launch.network import TransportFinder
-from unit.runtime.launching import FOLDER, SECONDS, Launcher, Result, torchrun_environment
+from unit.runtime.launching import (
+    FOLDER,
+    SECONDS,
+    Launcher,
+    Result,
+    launcher_with_training,
+    torchrun_environment,
+)
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 Note = Callable[[str, object], None]
@@ -42,10 +49,7 @@ TRAIN = """
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
-    launcher = Launcher(PYTHON, tmp_path)
-    yield launcher
-    launcher.clear()
+    yield from launcher_with_training(PYTHON, tmp_path, TRAIN)
 
 
 def variables(backend: str, ranks: int, code: str, **more: str) -> "dict[str, str]":

@@ -195,3 +195,11 @@ def script(directory: Path, text: str, name: str = "script.py") -> str:
     """Write a program into the directory; returns its name."""
     (directory / name).write_text(textwrap.dedent(text))
     return name
+
+
+def launcher_with_training(python: str, directory: Path, text: str) -> Iterator[Launcher]:
+    """A launcher for the program `text` as train.py. Ends what it has started: for a fixture."""
+    script(directory, text, "train.py")
+    launcher = Launcher(python, directory)
+    yield launcher
+    launcher.clear()

@@ -2,13 +2,12 @@
 
 import os
 import signal
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from unit.runtime.launching import Launcher, torchrun_environment
+from unit.runtime.launching import Launcher, launcher_with_training, torchrun_environment
 
 PYTHON = os.environ.get("TORCHRUN_TEST_TORCH_PYTHON", "")
 pytestmark = pytest.mark.skipif(
@@ -33,10 +32,7 @@ TRAIN = """
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
-    launcher = Launcher(PYTHON, tmp_path)
-    yield launcher
-    launcher.clear()
+    yield from launcher_with_training(PYTHON, tmp_path, TRAIN)
 
 
 def command(code: str) -> "list[str]":
